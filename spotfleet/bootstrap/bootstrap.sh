@@ -5,7 +5,8 @@
 #   bootstrap.sh supervise  entry point of systemd, also after a restart of the machine
 #   bootstrap.sh look       print the actual `STATE AT WHY`
 #   bootstrap.sh expire     wait a while, and power the machine off if the host still fails
-#   bootstrap.sh unit       print systemd's unit
+#   bootstrap.sh unit       print systemd's unit of this host; `unit any`: one for the host that user data put here
+#   bootstrap.sh prepare    make the environment alone, for an image
 # Idempotent: killed at any point and run again, it goes on. The file `state` has one line with the progress.
 set -u -o pipefail
 umask 077
@@ -215,8 +216,12 @@ check_room() {
 
 wheel_is_whole() { [ "$(sha256sum 2>/dev/null <"$wheel" | cut -d' ' -f1)" = "$WHEEL_SHA256" ]; } 2>/dev/null
 
+take_wheel() { # a ready image has wheels; one of another version is of no use
+  mkdir -p "$host/wheel" && cp -f "${python%/bin/*}/wheels/$WHEEL_NAME" "$wheel" && wheel_is_whole
+} 2>/dev/null
+
 fetch_wheel() {
-  if wheel_is_whole; then return; fi
+  if wheel_is_whole || take_wheel; then return; fi
   if [ -n "$WHEEL_URL" ] || grep -qs '"dispatcher": *"https' "$host/boot.json"; then
     state installing "fetches the code${WHEEL_URL:+ from ${WHEEL_URL%%\?*}}"
     export SPOTFLEET_WHEEL_URL=$WHEEL_URL # not an argument: it may be signed
@@ -327,6 +332,14 @@ make_empty_with_pip() {
     fail "$python can make no environment: it has neither ensurepip nor pip; install python3-venv (Debian: apt-get" \
       "install python3-venv) or uv, or set environment.inherit: true"
   fi
+}
+
+configure() { # what provision.sh, which is in the wheel, sets on an image: a stock machine becomes the same one now
+  [ -n "$POWER_OFF" ] && [ "$(id -u)" = 0 ] || return 0
+  local found
+  for found in "$environment"/lib/python3*/site-packages/spotfleet/bootstrap/provision.sh; do
+    [ ! -e "$found" ] || run "$QUICK_S" bash "$found" --configure
+  done
 }
 
 # --- the process ----------------------------------------------------------------------------------------------------
@@ -466,18 +479,25 @@ find_systemd() { # sets `manager` and `units`
   fi
 }
 
-print_unit() {
-  local script=${host//\\/\\\\}/bootstrap.sh target=multi-user.target
+print_unit() { # [any]: begin before cloud-init's last stage, which would start the same
+  local script=${host//\\/\\\\}/bootstrap.sh target=multi-user.target what="Host $REQUEST_ID of a spotfleet fleet" more="" start
   script=${script//\"/\\\"} script=${script//%/%%} script=${script//\$/\$\$}
+  start="/bin/bash \"$script\" supervise"
+  if [ "${1:-}" = any ]; then
+    what="Host of a spotfleet fleet"
+    more=$(printf '%s\n' "ConditionPathExists=$root/claim" "After=cloud-init.service cloud-init-network.service")
+    start="/bin/bash -c 'read -r id <$root/claim && exec /bin/bash $root/\$\$id/bootstrap.sh supervise'"
+  fi
   [ "$(id -u)" = 0 ] || target=default.target
   cat <<END
 [Unit]
-Description=Host $REQUEST_ID of a spotfleet fleet
+Description=$what
 StartLimitIntervalSec=0
-$([ "$(id -u)" != 0 ] || printf 'Wants=network-online.target\nAfter=network-online.target\n')
+$([ "$(id -u)" != 0 ] || printf 'Wants=network-online.target\nAfter=network-online.target\n')${more:+
+$more}
 
 [Service]
-ExecStart=/bin/bash "$script" supervise
+ExecStart=$start
 Restart=on-failure
 RestartPreventExitStatus=1
 RestartSec=2
@@ -546,6 +566,7 @@ install_all() {
   check_python
   fetch_wheel
   make_environment
+  configure
 }
 
 note_begin() { if [ -n "$POWER_OFF" ]; then stage lent; else stage own; fi; }
@@ -573,13 +594,20 @@ supervise() {
   trap expire EXIT
   ! is off || exit 0
   note_begin
-  if is_whole; then check_gpus; else install_all; fi
+  if is_whole && wheel_is_whole; then check_gpus; else install_all; fi
   keep_running
 }
 
 systemd_has_it() {
   find_systemd && [ -e "$units/$unit" ] || return 1
   case $(ask_systemd show -p ActiveState --value "$unit") in active | activating | reloading) ;; *) return 1 ;; esac
+}
+
+prepare() {
+  check_tools
+  check_python
+  fetch_wheel
+  make_environment
 }
 
 look() {
@@ -602,6 +630,7 @@ run) mark "$@" && run_all ;;
 supervise) mark "$@" && supervise ;;
 look) look ;;
 expire) expire ;;
-unit) print_unit ;;
-*) echo "bootstrap.sh start | run | supervise | look | expire | unit" >&2 && exit 2 ;;
+unit) print_unit "${2:-}" ;;
+prepare) exec >>"$log" 2>&1 </dev/null && prepare ;;
+*) echo "bootstrap.sh start | run | supervise | look | expire | unit [any] | prepare" >&2 && exit 2 ;;
 esac

@@ -53,6 +53,9 @@ app = typer.Typer(
 chaos = typer.Typer(no_args_is_help=True, help="Interrupt hosts on purpose, to see training go on.",
                     context_settings={"help_option_names": ["-h", "--help"]})
 app.add_typer(chaos, name="chaos")
+image = typer.Typer(no_args_is_help=True, help="Build, list and remove ready images, from which hosts start fast.",
+                    context_settings={"help_option_names": ["-h", "--help"]})
+app.add_typer(image, name="image")
 
 
 def run(argv: list[str]) -> int:
@@ -590,6 +593,41 @@ def preempt(
 def kill(host: Host, cluster: Cluster = "") -> None:
     """Interrupt a host now, without a notice."""
     call("write", "interrupt", cluster, host, None)
+
+
+ImageCloud = Annotated[str, typer.Argument(metavar="PROVIDER", help="aws or gcp.", show_default=False)]
+ImageFile = Annotated[Path | None, typer.Option("-f", "--file", metavar="FILE", show_default=False,
+                                                help="A fleet file, for the section of its cloud.")]
+ImageRegion = Annotated[str, typer.Option("--region", metavar="REGION", show_default=False,
+                                          help="Default: the only region of the fleet file.")]
+
+
+@image.command("build")
+def image_build(
+    provider: ImageCloud, file: ImageFile = None, region: ImageRegion = "",
+    gpus: Annotated[bool, typer.Option("--gpus", help="For hosts with GPUs: with NVIDIA's driver.")] = False,
+    folder: Annotated[Path | None, typer.Option("--folder", metavar="DIR", show_default=False,
+                                                help="Only write Packer's files there.")] = None,
+) -> None:
+    """Build an image with Packer, on a machine of the cloud that it ends afterwards."""
+    call("images.command", "build", provider, file, gpus=gpus, region=region, folder=folder)
+
+
+@image.command("list")
+def image_list(provider: ImageCloud, file: ImageFile = None, region: ImageRegion = "",
+               output: Format = Output.TABLE) -> None:
+    """List the images that `image build` made, and which are outdated."""
+    call("images.command", "show", provider, file, region, as_json=output is Output.JSON)
+
+
+@image.command("rm")
+def image_rm(
+    provider: ImageCloud,
+    ids: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Ids or names.", show_default=False)],
+    file: ImageFile = None, region: ImageRegion = "", yes: Yes = False,
+) -> None:
+    """Remove images and their disks."""
+    call("images.command", "remove", provider, ids, file, region, yes=yes)
 
 
 @app.command()

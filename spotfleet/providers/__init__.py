@@ -179,6 +179,31 @@ class ManagedResources(Protocol):
         """Check whether a fleet like `spec`, or any, can be made here; changes nothing. Yields results as they come."""
 
 
+@dataclass(frozen=True)
+class MachineImage:
+    """An image that `spotfleet image build` made."""
+
+    id: str
+    name: str
+    region: str  # "" where images belong to no region
+    kind: str  # "gpu" or "cpu"
+    recipe: str  # version of what it has: bootstrap/image.py
+    version: str  # version of spotfleet that made it
+    since: float  # creation time, Unix seconds
+    disk_gib: int
+
+
+@runtime_checkable
+class MachineImages(Protocol):
+    """Extra methods of a provider whose plugin has an `image_recipe`."""
+
+    def images(self) -> list[MachineImage]:
+        """List the images that `spotfleet image build` made in the regions of the configuration, newest first."""
+
+    def delete_image(self, image: MachineImage) -> None:
+        """Remove it and its disk; no error if it is gone."""
+
+
 @runtime_checkable
 class OfferValidation(Protocol):
     """Extra method of a provider with more on sale than the `offers` of any one need."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from spotfleet import plugins
@@ -36,6 +36,15 @@ if TYPE_CHECKING:
 
 Config = dict[str, Any]
 AccountKey = tuple[tuple[str, str], ...]  # (name, value) pairs
+
+
+@dataclass(frozen=True)
+class ImageRecipe:
+    """Packer's files for an image of this cloud, besides those that are the same everywhere."""
+
+    files: dict[str, str]  # name -> text: image.pkr.hcl, plugins.pkr.hcl, scripts
+    variables: dict[str, Any]  # values of the template's variables
+    environ: dict[str, str] = field(default_factory=dict)  # for Packer's process
 
 
 @dataclass(frozen=True)
@@ -142,6 +151,10 @@ class CloudPlugin(SectionPlugin, Protocol):
         """Return what keeps a host of this type from working in a fleet like `spec`, such as an image without a driver
         for its GPUs, and what to do; "" if nothing does."""
 
+    def image_recipe(self, config: Config, *, gpus: bool, region: str) -> ImageRecipe | None:
+        """Return what Packer needs for an image for hosts with or without GPUs, built in `region`, "" for that of the
+        configuration; None: the cloud has no images of ours. Raises UsageError where the region is missing."""
+
     def unpriced(self, spec: FleetSpec, hosts: int) -> str:
         """Return one line about costs of `hosts` hosts that no offer includes, such as disks; "" if there are none."""
 
@@ -233,6 +246,9 @@ class BasePlugin:
 
     def obstacle(self, spec: FleetSpec, instance_type: str) -> str:
         return ""
+
+    def image_recipe(self, config: Config, *, gpus: bool, region: str) -> ImageRecipe | None:
+        return None
 
     def unpriced(self, spec: FleetSpec, hosts: int) -> str:
         return ""

@@ -1,4 +1,4 @@
-"""`ami/provision.sh` on this machine, but for the packages of the system: what an image spares its hosts."""
+"""`provision.sh` on this machine, but for the packages of the system: what an image spares its hosts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spotfleet.model import EnvironmentSpec, Role
 from tests.support.bootstrap.existing_machine import F1, ExistingMachine, plan
 
 TOP = Path(__file__).parents[2]
-PROVISION = TOP / "ami" / "provision.sh"
+PROVISION = TOP / "spotfleet" / "bootstrap" / "provision.sh"
 NO_INDEX = "http://127.0.0.1:9/simple"  # nothing answers there
 
 
@@ -24,14 +24,16 @@ def provision(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.processes
 def test_on_a_ready_image_nothing_is_installed_between_a_launch_and_the_agent(machine: ExistingMachine, tmp_path: Path):
     image = tmp_path / "opt" / "spotfleet"
-    made = provision("--venv-only", "--prefix", str(image), "--torch", "none", "--index", NO_INDEX,
-                     "--see", sysconfig.get_path("purelib"))
+    wheel = build()
+    (tmp_path / wheel.name).write_bytes(wheel.data)
+    made = provision("--wheel", str(tmp_path / wheel.name), "--venv-only", "--extras", "train,aws", "--prefix",
+                     str(image), "--torch", "none", "--index", NO_INDEX, "--see", sysconfig.get_path("purelib"))
     assert made.returncode == 0, made.stderr
     assert made.stderr.splitlines()[-1].endswith(f"environment: {{python: {image}/bin/python, inherit: true}}")
 
-    wheel = build()
     wanted = EnvironmentSpec(python=f"{image}/bin/python", inherit=True, index_url=NO_INDEX)
-    machine.bring(plan(wheel, role=Role.WORKER, module="spotfleet.agent", environment=wanted), wheel)
+    host = plan(wheel, role=Role.WORKER, module="spotfleet.agent", environment=wanted)
+    machine.bring(host, None)  # the image has the wheel
     machine.start()
     machine.wait_for("running")
     assert "pip" not in machine.log().replace("inherit.py", "") and " uv" not in machine.log(), machine.log()
@@ -45,9 +47,10 @@ def test_on_a_ready_image_nothing_is_installed_between_a_launch_and_the_agent(ma
 @pytest.mark.parametrize("words, why", [
     (["--torhc", "x"], "unknown option --torhc"),
     (["--prefix"], "--prefix needs a value"),
-    (["--venv-only", "--pyproject", "/nowhere"], "there is no pyproject.toml"),
-    (["--venv-only", "--seal"], "--seal is for a machine that becomes an image"),
-], ids=["unknown", "no-value", "no-pyproject", "seal-here"])
+    (["--venv-only"], "no wheel: name it with --wheel"),
+    (["--venv-only", "--wheel", "/nowhere"], "there is no file /nowhere"),
+    (["--venv-only", "--wheel", __file__, "--seal"], "--seal is for a machine that becomes an image"),
+], ids=["unknown", "no-value", "no-wheel", "lost-wheel", "seal-here"])
 def test_a_wrong_option_is_named_before_anything_is_done(words: list[str], why: str):
     done = provision(*words)
     assert done.returncode == 1 and why in done.stderr and done.stdout == ""
@@ -56,5 +59,6 @@ def test_a_wrong_option_is_named_before_anything_is_done(words: list[str], why: 
 def test_the_help_names_every_option():
     shown = provision("--help").stdout
     options = {w for w in PROVISION.read_text().replace(")", " ").split() if w.startswith("--") and w[2:3].isalpha()}
-    ours = {"--prefix", "--torch", "--torch-index", "--index", "--see", "--pyproject", "--venv-only", "--seal"}
+    ours = {"--wheel", "--prefix", "--extras", "--torch", "--torch-index", "--index", "--see", "--gpus", "--venv-only",
+            "--simulate", "--seal", "--configure"}
     assert ours <= options and all(o in shown for o in ours)

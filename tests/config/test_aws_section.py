@@ -173,8 +173,8 @@ def test_the_example_is_a_file_that_a_user_can_start_from():
     (AWS + "aws:\n  public_addresses: false",
      "2: aws.ssh_from: is missing: without public addresses you come by a way of your own, and `up` cannot find out "
      "from which network"),
-    (AWS + "aws:\n  image: ubuntu", "3: aws.image: expected an image such as ami-0a1b2c3d4e5f67890, or an SSM "
-                                    "parameter such as /aws/service/deeplearning/ami/.../ami-id, got 'ubuntu'"),
+    (AWS + "aws:\n  image: ubuntu", "3: aws.image: expected spotfleet, an image such as ami-0a1b2c3d4e5f67890, or an "
+                                    "SSM parameter such as /aws/service/deeplearning/ami/.../ami-id, got 'ubuntu'"),
     (AWS + "aws:\n  image: ami-0a1b2c3d4e5f67890\n  regions: [us-east-1, us-west-2]",
      "3: aws.image: an image with an id is of one region, and the fleet may be in us-east-1, us-west-2; name one "
      "region, or an SSM parameter"),

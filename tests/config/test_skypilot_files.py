@@ -118,7 +118,7 @@ def test_a_key_that_changes_nothing_is_noted(text, note):
     ("provider: aws\nresources: {any_of: [{disk_size: 9}]}", "2: resources.any_of[0]: disk_size, image_id and "
      "network_tier are of the whole fleet; write them above `any_of`"),
     ("provider: aws\nresources: {image_id: my-image}",
-     "2: resources.image_id: expected an image such as ami-0a1b2c3d4e5f67890, or an SSM parameter such as "
+     "2: resources.image_id: expected spotfleet, an image such as ami-0a1b2c3d4e5f67890, or an SSM parameter such as "
      "/aws/service/deeplearning/ami/.../ami-id, got 'my-image'"),
 ])
 def test_a_key_without_a_meaning_here_is_refused_in_one_line(text, said):

@@ -13,6 +13,7 @@ TIERS = {
     "frameworks": "training libraries",
     "terraform": "Terraform's modules, alone and applied to a fake by the real provider",
     "attack": "hostile input and hostile neighbours",
+    "image": "a ready image, made in a real Debian, and its Packer templates",
     "machines": "namespaces, sshds, whole fleets in distress: many real processes",
 }
 
@@ -32,6 +33,7 @@ PLACES = {
     "tests/bootstrap/": "machines",
     "tests/cli/page/test_page_in_chromium.py": "machines",  # a browser
     "tests/terraform/": "terraform",
+    "tests/image/": "image",
     "tests/network/": "machines",
     "tests/gpu/": "machines",
     "tests/ssh/test_shell_commands.py": "machines",
@@ -70,6 +72,8 @@ OWN_CODE = {
     "scripts/terraform_": "terraform",
     "spotfleet/agent/containers/": "machines",
     "spotfleet/bootstrap/": "machines",
+    "spotfleet/bootstrap/image.py": "image",
+    "spotfleet/bootstrap/provision.sh": "image",
     "spotfleet/interruptions/gcp.py": "clouds",
     "spotfleet/providers/aws/": "clouds",
     "spotfleet/providers/gcp/": "clouds",

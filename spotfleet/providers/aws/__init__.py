@@ -32,7 +32,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spotfleet.model import BillingRules, CloudHost, FleetSpec, Need, Offer, PricePoint, Rates
-from spotfleet.providers import CloudEvent, Finding, LaunchRequest, Resource
+from spotfleet.providers import CloudEvent, Finding, LaunchRequest, MachineImage, Resource
 from spotfleet.providers.aws.section.spec import with_spec
 from spotfleet.providers.aws.session import Account, account_of
 
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 
 class AwsProvider:
-    """AWS provider: Provider, ManagedResources, CloudClock, GroupLaunch, InterruptionEvents and OfferValidation.
+    """AWS provider: Provider, ManagedResources, CloudClock, GroupLaunch, InterruptionEvents, MachineImages and
+    OfferValidation.
 
     Its only state is the access to AWS.
     """
@@ -119,12 +120,24 @@ class AwsProvider:
         return describe.boot_files(self.account, request_id)
 
     def prepare(self, fleet: str, tags: Mapping[str, str], progress: Callable[[str], None]) -> None:
+        from spotfleet.providers.aws import images
         from spotfleet.providers.aws.account import identity, network, queue, ssh_ingress
 
+        images.report(self.account, progress)
         network.prepare(self.account, fleet, tags, progress)
         ssh_ingress.refresh(self.account, fleet, progress, tags)
         identity.prepare(self.account, fleet, tags, progress)
         queue.prepare(self.account, fleet, tags, progress)
+
+    def images(self) -> list[MachineImage]:
+        from spotfleet.providers.aws import images
+
+        return images.listed(self.account)
+
+    def delete_image(self, image: MachineImage) -> None:
+        from spotfleet.providers.aws import images
+
+        images.delete(self.account, image)
 
     def allow_ssh_from_here(self, fleet: str, progress: Callable[[str], None]) -> None:
         from spotfleet.providers.aws.account import ssh_ingress

@@ -30,7 +30,7 @@ from spotfleet.providers.aws.section.spec import AwsSpec, parsed, spec_in, with_
 from spotfleet.providers.aws.section.values import region_of
 from spotfleet.providers.aws.session import DEFAULT_REGION, SDK
 from spotfleet.providers.kit.plugin import RegionalPlugin
-from spotfleet.providers.plugin import AccountFleet, AccountKey, Config, Policies, RegionRow
+from spotfleet.providers.plugin import AccountFleet, AccountKey, Config, ImageRecipe, Policies, RegionRow
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -235,6 +235,20 @@ class AwsPlugin(RegionalPlugin):
         from spotfleet.providers.aws.types import undriven
 
         return "" if parsed(spec.section).image else undriven(instance_type)
+
+    def image_recipe(self, config: Config, *, gpus: bool, region: str) -> ImageRecipe | None:
+        from spotfleet.providers.aws.images import BASES
+        from spotfleet.providers.kit import images, laptop
+
+        spec = spec_in(config)
+        place = region or self.region(config)
+        if not place:
+            raise UsageError("an image of EC2 belongs to a region, and none is named", hint="--region us-east-1")
+        name, owner = BASES[images.kind(gpus)]
+        made = images.recipe("spotfleet.providers.aws", ("image.pkr.hcl", "plugins.pkr.hcl", "efa.sh"), gpus,
+                             region=place, base_name=name, base_owner=owner,
+                             ssh_from=list(spec.ssh_from or (laptop.own_address("aws"),)))
+        return replace(made, environ={"AWS_PROFILE": spec.profile} if spec.profile else {})
 
     def unpriced(self, spec: FleetSpec, hosts: int) -> str:
         aws = parsed(spec.section)

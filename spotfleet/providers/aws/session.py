@@ -21,6 +21,7 @@ from spotfleet.errors import NeedsPerson, SpotfleetError
 from spotfleet.plugins import Sdk
 from spotfleet.providers.aws.mapping import errors, names
 from spotfleet.providers.aws.section.spec import AwsSpec, current, spec_in, unreadable
+from spotfleet.providers.kit import images
 from spotfleet.providers.kit.cache import AnswerCache
 from spotfleet.providers.kit.requests import Paces, each
 from spotfleet.providers.kit.settings import CloudSettings, read_settings
@@ -57,9 +58,10 @@ class Settings(CloudSettings):
     @property
     def machine(self) -> MachineSetup:
         """Return what user data of a machine holds besides its launch request."""
-        return MachineSetup(self.environment, bool(self.spec.image) and not self.spec.dispatcher_image,
-                            self.public_key, self.secret, self.spec.user, bool(self.spec.key_pair),
-                            names.METADATA_URL, *self.sdks(SDK))
+        return MachineSetup(images.environment(self.environment, self.spec.image),
+                            bool(self.spec.image) and not self.spec.dispatcher_image,
+                            self.spec.dispatcher_image == images.OURS, self.public_key, self.secret, self.spec.user,
+                            bool(self.spec.key_pair), names.METADATA_URL, *self.sdks(SDK))
 
 
 def settings_of(config: Mapping[str, Any]) -> Settings:

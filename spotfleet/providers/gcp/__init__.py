@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spotfleet.model import BillingRules, CloudHost, FleetSpec, Need, Offer, PricePoint, Rates
-from spotfleet.providers import Finding, LaunchRequest, Resource
+from spotfleet.providers import Finding, LaunchRequest, MachineImage, Resource
 from spotfleet.providers.gcp.session import GcpAccount, account_of
 from spotfleet.providers.gcp.spec import with_spec
 
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 
 class GcpProvider:
-    """Google Cloud provider: Provider, ManagedResources, CloudClock, GroupLaunch, RateSource and OfferValidation.
+    """Google Cloud provider: Provider, ManagedResources, CloudClock, GroupLaunch, MachineImages, RateSource and
+    OfferValidation.
 
     Its only state is the access to Google Cloud.
     """
@@ -111,9 +112,20 @@ class GcpProvider:
         return describe.boot_files(self.account, request_id)
 
     def prepare(self, fleet: str, tags: Mapping[str, str], progress: Callable[[str], None]) -> None:
-        from spotfleet.providers.gcp import network
+        from spotfleet.providers.gcp import images, network
 
+        images.report(self.account, progress)
         network.prepare(self.account, fleet, progress)
+
+    def images(self) -> list[MachineImage]:
+        from spotfleet.providers.gcp import images
+
+        return images.listed(self.account)
+
+    def delete_image(self, image: MachineImage) -> None:
+        from spotfleet.providers.gcp import images
+
+        images.delete(self.account, image)
 
     def allow_ssh_from_here(self, fleet: str, progress: Callable[[str], None]) -> None:
         from spotfleet.providers.gcp import network

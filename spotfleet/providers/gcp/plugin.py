@@ -26,7 +26,8 @@ from spotfleet.providers.gcp.mapping.cost_export import GcpCostExport
 from spotfleet.providers.gcp.session import ENDPOINT, SDK, may_have_credentials, project_of
 from spotfleet.providers.gcp.spec import GcpSpec, parsed, spec_in, with_spec
 from spotfleet.providers.kit.plugin import RegionalPlugin
-from spotfleet.providers.plugin import AccountFleet, AccountKey, Config, Policies
+from spotfleet.providers.plugin import AccountFleet, AccountKey, Config, ImageRecipe, Policies
+from spotfleet.version import __version__
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -158,6 +159,24 @@ class GcpPlugin(RegionalPlugin):
         from spotfleet.providers.kit import userdata
 
         userdata.user_data(settings_of(config).machine, [request])
+
+    def image_recipe(self, config: Config, *, gpus: bool, region: str) -> ImageRecipe | None:
+        from spotfleet.providers.gcp import images as of_gcp
+        from spotfleet.providers.kit import images
+
+        project, place = spec_in(config).project, region or self.region(config)
+        if not project:
+            raise UsageError("an image belongs to a project, and none is named",
+                             hint="set GOOGLE_CLOUD_PROJECT, or `gcp.project` in the fleet file of -f")
+        if not place:
+            raise UsageError("the machine that builds the image needs a place, and none is named",
+                             hint="--region us-central1, or a zone")
+        base = (of_gcp.DEEP_LEARNING if gpus else of_gcp.UBUNTU).split("/")
+        made = images.recipe("spotfleet.providers.gcp", ("image.pkr.hcl", "plugins.pkr.hcl"), gpus, project=project,
+                             zone=place if names.region_of(place) else f"{place}-b", base_family=base[-1],
+                             base_project=base[1])
+        return replace(made, variables=made.variables | {"tags": names.labels(made.variables["tags"])
+                                                         | {images.VERSION: __version__.replace(".", "-")}})
 
     def unpriced(self, spec: FleetSpec, hosts: int) -> str:
         gcp = parsed(spec.section)

@@ -25,6 +25,7 @@ from spotfleet.errors import NeedsPerson, SpotfleetError
 from spotfleet.plugins import Sdk
 from spotfleet.providers.gcp.mapping import errors, names
 from spotfleet.providers.gcp.spec import GcpSpec, spec_in, unreadable
+from spotfleet.providers.kit import images
 from spotfleet.providers.kit.cache import AnswerCache
 from spotfleet.providers.kit.mapping.errors import ASKED_AGAIN
 from spotfleet.providers.kit.requests import Paces
@@ -63,9 +64,10 @@ class GcpSettings(CloudSettings):
     @property
     def machine(self) -> MachineSetup:
         """Return what user data of a machine holds besides its launch request."""
-        return MachineSetup(self.environment, bool(self.spec.image) and not self.spec.dispatcher_image,
-                            self.public_key, self.secret, self.spec.user, False, names.METADATA_URL,
-                            *self.sdks(SDK))
+        return MachineSetup(images.environment(self.environment, self.spec.image),
+                            bool(self.spec.image) and not self.spec.dispatcher_image,
+                            self.spec.dispatcher_image == images.OURS, self.public_key, self.secret, self.spec.user,
+                            False, names.METADATA_URL, *self.sdks(SDK))
 
 
 def settings_of(config: Mapping[str, Any]) -> GcpSettings:

@@ -20,7 +20,8 @@ class GcpSpec:
     subnetworks: dict[str, str] = field(default_factory=dict, hash=False)  # region -> name or path
     public_addresses: bool = True  # False: private ones only; the laptop needs a VPN, and the network Cloud NAT
     ssh_from: tuple[str, ...] = ()  # CIDRs that may reach the dispatcher; empty: the laptop's own address
-    image: str = ""  # for hosts: projects/PROJECT/global/images/[family/]NAME; empty: Deep Learning VM, Ubuntu on CPUs
+    # for hosts: spotfleet, projects/PROJECT/global/images/[family/]NAME; empty: Deep Learning VM, Ubuntu on CPUs
+    image: str = ""
     dispatcher_image: str = ""  # empty: plain Ubuntu
     user: str = "ubuntu"  # login user that the machines get
     disk_gib: int = 100

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from spotfleet.bootstrap import HostPlan, cloud_init, gang, script, wheel
+from spotfleet.bootstrap import HostPlan, cloud_init, gang, image, script, wheel
 from spotfleet.errors import UsageError
 from spotfleet.model import EnvironmentSpec, Role
 from spotfleet.providers import LaunchRequest
@@ -25,6 +25,7 @@ class MachineSetup:
 
     environment: EnvironmentSpec = field(default_factory=EnvironmentSpec)
     plain_dispatcher: bool = False  # the hosts' image is the user's, the dispatcher's is not
+    ready_dispatcher: bool = False  # the dispatcher's image is one of `spotfleet image build`
     public_key: str = ""  # the fleet's; may log in
     secret: str = field(default="", repr=False)  # the fleet's; makes the host key
     user: str = "ubuntu"
@@ -79,6 +80,8 @@ def lifetime_s(request: LaunchRequest) -> float:
 def _of_dispatcher(setup: MachineSetup) -> EnvironmentSpec:
     """Return the environment of a dispatcher, which runs no job. `python` and `inherit` are about the hosts' image."""
     environment = replace(setup.environment, packages=())
+    if setup.ready_dispatcher:
+        return replace(environment, python=image.environment().python, inherit=True)
     if setup.plain_dispatcher:
         return replace(environment, python=EnvironmentSpec().python, inherit=False)
     return environment

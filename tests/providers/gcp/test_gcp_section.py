@@ -54,7 +54,8 @@ def test_the_disk_and_the_image_of_resources_are_the_hosts_unless_the_section_ha
     own = read(GcpSection(disk=50, image=other), facts, lambda at, text: pytest.fail(text))
     assert (own.disk_gib, own.image) == (50, other)
     assert problems(FileFacts(disk_gib=5, image="ami-1")) == [
-        "resources.image_id: expected projects/PROJECT/global/images/NAME or .../images/family/FAMILY, got 'ami-1'",
+        "resources.image_id: expected spotfleet, projects/PROJECT/global/images/NAME or .../images/family/FAMILY, "
+        "got 'ami-1'",
         "resources.disk_size: expected a number of GiB from 10 to 65536, got 5"]
 
 

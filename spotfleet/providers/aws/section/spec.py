@@ -35,7 +35,8 @@ class AwsSpec:
     profile: str = ""  # name in the laptop's AWS configuration; never sent to a machine
     public_addresses: bool = True  # False: private ones only; the laptop needs a VPN, and subnets need a route out
     ssh_from: tuple[str, ...] = ()  # CIDRs that may reach the dispatcher; empty: the laptop's own address
-    image: str = ""  # for hosts: "ami-..." or an SSM parameter "/aws/..."; empty: Deep Learning AMI, Ubuntu on CPUs
+    # for hosts: "spotfleet", "ami-..." or an SSM parameter "/aws/..."; empty: Deep Learning AMI, Ubuntu on CPUs
+    image: str = ""
     dispatcher_image: str = ""  # empty: plain Ubuntu
     user: str = "ubuntu"  # login user of the images
     disk_gib: int = 100

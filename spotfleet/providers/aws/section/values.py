@@ -8,7 +8,7 @@ from typing import Any
 
 REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d+")
 ZONE = re.compile(rf"({REGION.pattern})(-[a-z]+-\d+)?[a-z]")  # including local and wavelength zones
-IMAGE = re.compile(r"ami-[0-9a-f]{8,17}|/[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)+")
+IMAGE = re.compile(r"spotfleet|ami-[0-9a-f]{8,17}|/[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)+")
 KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:(key|alias)/[\w/-]+|alias/[\w/-]+|(mrk-)?[0-9a-f-]{32,36}")
 POLICY = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}|aws):policy/[!-~]{1,576}")
 PROFILE = re.compile(r"[\w+=,.@-]{1,128}")
@@ -107,7 +107,7 @@ def _cidr(value: Any) -> str:
 
 def image(value: Any) -> Any:
     if not isinstance(value, str) or not IMAGE.fullmatch(value):
-        raise _wrong("an image such as ami-0a1b2c3d4e5f67890, or an SSM parameter such as "
+        raise _wrong("spotfleet, an image such as ami-0a1b2c3d4e5f67890, or an SSM parameter such as "
                      "/aws/service/deeplearning/ami/.../ami-id", value)
     return value
 

@@ -108,6 +108,8 @@ class Image:
     architecture: str = "x86_64"
     root: str = "/dev/sda1"
     size_gib: int = 8
+    made: str = "2026-11-01T00:00:00.000Z"
+    tags: tuple[tuple[str, str], ...] = ()
 
 
 IMAGES = {

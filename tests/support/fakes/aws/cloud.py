@@ -127,6 +127,7 @@ class AwsCloud(Controls, FiniteCloud):
             self.furnished: set[str] = set()
             self.images: dict[str, Image] = dict(catalog.IMAGES)
             self.image_gone: dict[str, set[str]] = {}
+            self.snapshots: set[str] = set()  # those whose images are gone
             self.parameters = dict(catalog.PARAMETERS)
             self.profile_ready: dict[str, float] = {}
             self.gate.reset()

@@ -254,9 +254,11 @@ class Controls:
     def metadata_down(self, id: str, down: bool = True) -> None:
         self.machine(id).deaf = down
 
-    def add_image(self, id: str, name: str = "", architecture: str = "x86_64", size_gib: int = 8) -> None:
+    def add_image(self, id: str, name: str = "", architecture: str = "x86_64", size_gib: int = 8,
+                  made: str = "2026-11-01T00:00:00.000Z", tags: dict[str, str] | None = None) -> None:
         """An image of the account's own."""
-        self.images[id] = Image(id, name or id, ACCOUNT, architecture, size_gib=size_gib)
+        self.images[id] = Image(id, name or id, ACCOUNT, architecture, size_gib=size_gib, made=made,
+                                tags=tuple((tags or {}).items()))
 
     def everything(self, owned: bool = True) -> list[Thing]:
         """All that exists; without what every account has, unless not `owned`."""

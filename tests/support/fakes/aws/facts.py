@@ -9,7 +9,7 @@ from typing import Any
 from tests.support.fakes.aws import catalog
 from tests.support.fakes.aws.catalog import TYPES
 from tests.support.fakes.aws.errors import AwsError
-from tests.support.fakes.aws.operations import Context, filtered, operation, page, tags
+from tests.support.fakes.aws.operations import Context, filtered, operation, page
 from tests.support.fakes.aws.state import when
 
 UNTAGGED: dict[str, str] = {}
@@ -181,7 +181,7 @@ def describe_images(ctx: Context, p: dict[str, Any]) -> dict[str, Any]:
         "is-public": lambda m: m.owner == "amazon",
         "owner-id": lambda m: m.owner,
     }
-    found = filtered(found, p.get("Filters"), known, lambda m: ctx.backend.tags.get(m.id, {}))
+    found = filtered(found, p.get("Filters"), known, lambda m: dict(m.tags))
     return {
         "Images": [
             {
@@ -195,16 +195,16 @@ def describe_images(ctx: Context, p: dict[str, Any]) -> dict[str, Any]:
                 "Hypervisor": "xen",
                 "OwnerId": m.owner,
                 "Public": True,
-                "CreationDate": "2026-11-01T00:00:00.000Z",
+                "CreationDate": m.made,
                 "ImageType": "machine",
                 "PlatformDetails": "Linux/UNIX",
                 "EnaSupport": True,
-                "Tags": tags(ctx.backend, m.id),
+                "Tags": [{"Key": key, "Value": value} for key, value in m.tags],
                 "BlockDeviceMappings": [
                     {
                         "DeviceName": m.root,
                         "Ebs": {
-                            "SnapshotId": "snap-0" + m.id[-16:],
+                            "SnapshotId": _snapshot(m),
                             "VolumeSize": m.size_gib,
                             "VolumeType": "gp3",
                             "DeleteOnTermination": True,
@@ -216,6 +216,32 @@ def describe_images(ctx: Context, p: dict[str, Any]) -> dict[str, Any]:
             for m in found
         ]
     }
+
+
+@operation("ec2:DeregisterImage")
+def deregister_image(ctx: Context, p: dict[str, Any]) -> dict[str, Any]:
+    image = ctx.cloud.images.get(p["ImageId"])
+    if image is None:
+        raise AwsError("InvalidAMIID.NotFound", f"The image id '[{p['ImageId']}]' does not exist")
+    del ctx.cloud.images[image.id]
+    ctx.cloud.snapshots.add(_snapshot(image))
+    return {"Return": True}
+
+
+@operation("ec2:DeleteSnapshot")
+def delete_snapshot(ctx: Context, p: dict[str, Any]) -> dict[str, Any]:
+    """Of images: one in use stays."""
+    user = next((i for i in ctx.cloud.images.values() if _snapshot(i) == p["SnapshotId"]), None)
+    if user is not None:
+        raise AwsError("InvalidSnapshot.InUse", f"The snapshot {p['SnapshotId']} is currently in use by {user.id}")
+    if p["SnapshotId"] not in ctx.cloud.snapshots:
+        raise AwsError("InvalidSnapshot.NotFound", f"The snapshot '{p['SnapshotId']}' does not exist.")
+    ctx.cloud.snapshots.remove(p["SnapshotId"])
+    return {}
+
+
+def _snapshot(image: catalog.Image) -> str:
+    return "snap-0" + image.id[-16:]
 
 
 @operation("ssm:GetParameter")

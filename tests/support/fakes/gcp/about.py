@@ -145,8 +145,8 @@ def _image(request: Request, path: str) -> dict[str, Any]:
         raise not_found(path)
     where = f"projects/{found.project}/global/images/{found.name}"
     return _named(request, "image", where, family=found.family, status="READY", diskSizeGb=str(found.size_gb),
-                  architecture=found.architecture, sourceType="RAW", creationTimestamp="2026-11-01T00:00:00.000-07:00",
-                  archiveSizeBytes=str(found.size_gb << 28), labelFingerprint="42WmSpB8rSM=",
+                  architecture=found.architecture, sourceType="RAW", creationTimestamp=found.made,
+                  archiveSizeBytes=str(found.size_gb << 28), labelFingerprint="42WmSpB8rSM=", labels=dict(found.labels),
                   guestOsFeatures=[{"type": "UEFI_COMPATIBLE"}, {"type": "GVNIC"}])
 
 
@@ -165,6 +165,16 @@ def images(request: Request) -> dict[str, Any]:
     return listing(request, "compute#imageList",
                    [_image(request, f"projects/{i.project}/global/images/{i.name}") for i in request.cloud.images
                     if i.project == request.project])
+
+
+@handles("compute.images.delete")
+def image_delete(request: Request) -> dict[str, Any]:
+    path = f"projects/{request.project}/global/images/{request.named['image']}"
+    found = request.cloud.image(path)
+    if found is None:
+        raise not_found(path)
+    request.cloud.images.remove(found)
+    return request.cloud.done("global", "delete", path, request.principal)
 
 
 # ---- advice

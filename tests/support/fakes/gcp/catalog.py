@@ -148,6 +148,8 @@ class Image:
     driver: bool  # has the NVIDIA driver
     architecture: str = "X86_64"
     user: str = "ubuntu"
+    labels: tuple[tuple[str, str], ...] = ()
+    made: str = "2026-11-01T00:00:00.000-07:00"
 
 
 IMAGES = (

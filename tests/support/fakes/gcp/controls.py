@@ -188,8 +188,10 @@ class Controls:
         self.usual = self.usual | {p for p in self.things if last(p) in (name, f"{name}-router")}
 
     def add_image(self, name: str, family: str = "", project: str = "", size_gb: int = 10,
-                  driver: bool = False) -> None:
-        self.images.append(catalog.Image(project or self.project, name, family, size_gb, driver))
+                  driver: bool = False, labels: dict[str, str] | None = None, made: str = "") -> None:
+        """An image of the project's own."""
+        about = {"labels": tuple((labels or {}).items()), **({"made": made} if made else {})}
+        self.images.append(catalog.Image(project or self.project, name, family, size_gb, driver, **about))
 
     def other_projects(self) -> set[str]:
         """Projects of images and shared networks, which are not the caller's."""

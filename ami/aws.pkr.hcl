@@ -1,0 +1,1 @@
+../spotfleet/providers/aws/image.pkr.hcl

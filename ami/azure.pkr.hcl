@@ -1,0 +1,1 @@
+../spotfleet/providers/azure/image.pkr.hcl

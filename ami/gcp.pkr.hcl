@@ -1,0 +1,1 @@
+../spotfleet/providers/gcp/image.pkr.hcl

@@ -1,0 +1,1 @@
+"""Command group `image`: ready images of an account."""
