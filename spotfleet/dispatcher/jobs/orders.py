@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from spotfleet.dispatcher.checkpoints.store import CheckpointStore, RestoreInstruction
-from spotfleet.membership import Membership
+from spotfleet.membership import Membership, desk
 from spotfleet.protocol.messages import Assignment, WorkerOrders
 
 
@@ -23,11 +23,12 @@ def worker_orders(membership: Membership, checkpoints: CheckpointStore, every_s:
     left_s = membership.leaves_s
     seconds_left = None if left_s is None else float(math.floor(left_s))  # else each step changes it
     every_s *= checkpoints.parts.stretch
-    return {name: WorkerOrders(None if offer.wait else _granted(s.assignment, checkpoints), s.founded, s.provisional,
-                               every_s, s.checkpoint_now or save, offer.checkpoint, stands_in=s.stands_in,
-                               checkpoint_url=checkpoints.url, checkpoint_keep=checkpoints.keep,
-                               backend=s.backend, seconds_left=seconds_left if s.checkpoint_now else None,
-                               remark=remark if s.assignment is not None and s.assignment.rank == 0 else "")
+    return {name: replace(desk.worker_orders(s, every_s),
+                          assignment=None if offer.wait else _granted(s.assignment, checkpoints),
+                          checkpoint_now=s.checkpoint_now or save, restore=offer.checkpoint,
+                          checkpoint_url=checkpoints.url, checkpoint_keep=checkpoints.keep,
+                          seconds_left=seconds_left if s.checkpoint_now else None,
+                          remark=remark if s.assignment is not None and s.assignment.rank == 0 else "")
             for name, s in instructions.items()}
 
 
