@@ -13,6 +13,7 @@ TIERS = {
     "frameworks": "training libraries",
     "terraform": "the Terraform provider",
     "attack": "hostile input and hostile neighbours",
+    "ray": "executors on a Ray cluster of several raylets",
     "machines": "namespaces, sshds, whole fleets in distress: many real processes",
 }
 
@@ -39,6 +40,9 @@ PLACES = {
     "tests/providers/ssh/test_ssh_listing.py": CORE,
     "tests/providers/ssh/test_ssh_machines.py": CORE,
     "tests/bench/test_gpu_parts.py": "machines",  # all parts of bench/gpu, three workers each
+    "tests/ray/": "ray",
+    "tests/ray/test_ray_rules.py": CORE,  # these two start no Ray
+    "tests/ray/test_ray_coordinator.py": CORE,
     "tests/habits/": "engines",  # a hundred loops on threads
     "tests/train/loops/": "engines",
     "tests/train/comm/test_order.py": "engines",
@@ -68,6 +72,7 @@ OWN_CODE = {
     "spotfleet/providers/gcp/": "clouds",
     "spotfleet/providers/kit/": "clouds",
     "spotfleet/providers/ssh/": "machines",
+    "spotfleet/ray/": "ray",
     "spotfleet/ssh/": "machines",
     "spotfleet/verify/": "machines",
 }
