@@ -1,7 +1,8 @@
 """Membership of one job: which workers train, with which ranks. Pure: no clock, socket, thread, file, random number.
 
-`views.py`: input and output values. `machine.py`: decisions. `fence.py`: never two groups at once. `watchdog.py`: hang
-detection. `pace.py`: limits on changes by our own choice. `places.py`, `prediction.py`: which rank a spare gets.
+`desk.py`: the loop that every caller runs. `views.py`: input and output values. `machine.py`: decisions. `fence.py`:
+never two groups at once. `watchdog.py`: hang detection. `quiet.py`: time without progress. `pace.py`: limits on changes
+by our own choice. `places.py`, `prediction.py`: which rank a spare gets.
 
 A *generation* is one agreed membership. `observe` is level-triggered: it may be called at any time, with any delay.
 

@@ -1,5 +1,8 @@
 """Connection of a worker to its agent: one thread sends reports, receives orders and outlives the agent.
 
+The agent listens on a Unix socket. A coordinator on another machine, as on Ray, takes the agent's part over TCP; both
+sides then prove first that they know the job's key.
+
     connect -> report -> [orders | change | 1 s] -> ... -> EOF -> connect again (50 ms, doubling to 1 s)
 
 Training never waits for this thread; while the agent is away the newest orders stay in force.
@@ -21,25 +24,30 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from spotfleet.addresses import split
 from spotfleet.protocol.messages import WorkerOrders, WorkerReport, dump, load
+from spotfleet.worker.handshake import prove
 
 PERIOD_S = 1.0
 SEND_LIMIT_S = 2.0  # an agent that reads nothing for this long is disconnected, and dialed again
 FIRST_RETRY_S, LAST_RETRY_S = 0.05, 1.0
+PEER_GONE_S = 3.0
+TCP = "tcp:"  # before ADDRESS:PORT, in place of the path of a Unix socket
 TICK_S = 0.02  # while an aborted group still forms: its new sockets must be shut too
 
 
 class AgentLine:
     """The control thread, its newest orders and the report that it sends."""
 
-    def __init__(self, path: str, report: WorkerReport) -> None:
+    def __init__(self, path: str, report: WorkerReport, key: str = "") -> None:
+        """`path`: that of the agent's socket, or tcp:ADDRESS:PORT of a coordinator, which proves to know `key`."""
         self.orders = WorkerOrders()
         self.has_orders = False  # orders have been received at least once
         self.cv = threading.Condition(threading.RLock())
         self.on_orders: Callable[[WorkerOrders], None] = lambda orders: None
         self.live: Callable[[], dict[str, Any]] = dict  # fields read anew for each report: cheap ones, no waking
         self.tick: Callable[[], bool] = lambda: False  # True: call again in TICK_S
-        self._path = path
+        self._path, self._key = path, key
         self._report = report
         self._changes = 1  # counts `update`; `_sent` is the count of the last report that was sent
         self._sent = 0
@@ -93,14 +101,9 @@ class AgentLine:
     def _run(self) -> None:
         delay_s = FIRST_RETRY_S
         while not self._closed:
-            sock: socket.socket | None = None
             try:
-                sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)  # fails while no descriptor is free
-                sock.settimeout(SEND_LIMIT_S)
-                sock.connect(self._path)
+                sock = connect(self._path, self._key)
             except OSError:
-                if sock is not None:
-                    sock.close()
                 self._pause(delay_s)
                 delay_s = min(2 * delay_s, LAST_RETRY_S)
                 continue
@@ -175,6 +178,33 @@ class AgentLine:
                 pass
         except (BlockingIOError, OSError):
             pass
+
+
+def connect(path: str, key: str) -> socket.socket:
+    """Connect to an agent or a coordinator. OSError if it cannot be reached, or does not know `key`."""
+    sock = _tcp(path.removeprefix(TCP)) if path.startswith(TCP) else socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(SEND_LIMIT_S)
+        if path.startswith(TCP):
+            prove(sock, key, "coordinator")
+        else:
+            sock.connect(path)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _tcp(place: str) -> socket.socket:
+    sock = socket.create_connection(split(place), timeout=SEND_LIMIT_S)
+    no_delay(sock)
+    return sock
+
+
+def no_delay(sock: socket.socket) -> None:
+    """Send each line at once, and end the connection where the peer's machine acknowledges nothing for PEER_GONE_S."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * PEER_GONE_S))
 
 
 def silence(fds: list[int]) -> None:

@@ -69,7 +69,7 @@ class Member(Generic[W]):
         self._unreached: tuple[str, ...] = ()
         self._remarked = ""  # the last remark of the dispatcher that was written to the log
         path = environ.get("SPOTFLEET_SOCKET", "")
-        self.control = AgentLine(path, WorkerReport(self.worker, self.job)) if path else None
+        self.control = AgentLine(path, WorkerReport(self.worker, self.job), self._key) if path else None
 
     def live(self) -> dict[str, Any]:
         """Return the fields of the report that change continuously."""

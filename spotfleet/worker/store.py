@@ -19,7 +19,6 @@ Threads: `Server` has one of its own. A `StoreClient` belongs to the thread that
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 import selectors
@@ -34,10 +33,11 @@ from datetime import timedelta
 from typing import Any
 
 from spotfleet.addresses import joined
+from spotfleet.worker.handshake import MAC, NONCE, mac, prove, receive
 
 _HEAD = struct.Struct("!cII")
 _SIZE = struct.Struct("!I")
-_NONCE, _MAC = 16, 32  # bytes
+_SERVER = "bootstrap store"
 LARGEST = 1 << 20  # gloo's values have some hundred bytes; a client that announces more is disconnected
 CONNECT_LIMIT_S = 0.5  # callers try again
 SEND_LIMIT_S = 5.0  # a client that does not read is disconnected
@@ -55,10 +55,6 @@ class _Peer:
     nonce: bytes = b""
     known: bool = False
     pending: bytearray = field(default_factory=bytearray)
-
-
-def _mac(key: str, side: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    return hmac.new(key.encode(), side + server_nonce + client_nonce, hashlib.sha256).digest()
 
 
 class Server:
@@ -117,7 +113,7 @@ class Server:
             time.sleep(_GONE_S)  # the client has gone, or no descriptor is left: no tight loop
             return
         client.settimeout(SEND_LIMIT_S)
-        peer = _Peer(name[0], time.monotonic(), secrets.token_bytes(_NONCE))
+        peer = _Peer(name[0], time.monotonic(), secrets.token_bytes(NONCE))
         self._strangers[client] = peer
         self._selector.register(client, selectors.EVENT_READ, peer)
         if len(self._strangers) > MOST_STRANGERS:
@@ -150,15 +146,15 @@ class Server:
 
     def _authenticate(self, client: socket.socket, peer: _Peer) -> bool:
         """Check the client's proof; False if it does not know the key. A partial answer leaves it a stranger."""
-        if len(peer.pending) < _NONCE + _MAC:
+        if len(peer.pending) < NONCE + MAC:
             return True
-        client_nonce, proof = bytes(peer.pending[:_NONCE]), bytes(peer.pending[_NONCE:_NONCE + _MAC])
-        if not hmac.compare_digest(proof, _mac(self._key, b"client", peer.nonce, client_nonce)):
+        client_nonce, proof = bytes(peer.pending[:NONCE]), bytes(peer.pending[NONCE:NONCE + MAC])
+        if not hmac.compare_digest(proof, mac(self._key, b"client", peer.nonce, client_nonce)):
             return False
-        del peer.pending[:_NONCE + _MAC]
+        del peer.pending[:NONCE + MAC]
         peer.known = True
         del self._strangers[client]
-        client.sendall(_mac(self._key, b"server", peer.nonce, client_nonce))
+        client.sendall(mac(self._key, b"server", peer.nonce, client_nonce))
         return True
 
     def _requests(self, client: socket.socket, pending: bytearray) -> bool:
@@ -229,16 +225,10 @@ class StoreClient:
         self._sock.settimeout(limit_s)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            self._authenticate(key)
+            prove(self._sock, key, _SERVER)
         except OSError:
             self._sock.close()
             raise
-
-    def _authenticate(self, key: str) -> None:
-        server_nonce, client_nonce = self._receive(_NONCE), secrets.token_bytes(_NONCE)
-        self._sock.sendall(client_nonce + _mac(key, b"client", server_nonce, client_nonce))
-        if not hmac.compare_digest(self._receive(_MAC), _mac(key, b"server", server_nonce, client_nonce)):
-            raise ConnectionError("the bootstrap store does not know this job's key")
 
     def set(self, key: str, value: bytes | str) -> None:
         name, data = self._name(key), value.encode() if isinstance(value, str) else bytes(value)
@@ -268,10 +258,4 @@ class StoreClient:
         return f"{self._prefix}/{key}".encode()
 
     def _receive(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            piece = self._sock.recv(size - len(data))
-            if not piece:
-                raise ConnectionError("the bootstrap store has gone, or refuses this job's key")
-            data += piece
-        return data
+        return receive(self._sock, size, _SERVER)

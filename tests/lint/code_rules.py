@@ -22,7 +22,7 @@ SECRET = {"secrets", "token", "admin_token", "fleet_secret"}  # fields
 FRAGMENT = re.compile(r"#+:? *of\b", re.IGNORECASE)  # a comment without the noun that it is about
 RENAMERS = {  # the helper, and scripts that run on a bare machine, without it
     "spotfleet/storage/atomic.py", "spotfleet/bootstrap/fetch.py", "spotfleet/bootstrap/gang_place.py"}
-ON_LINUX = tuple(f"spotfleet/{folder}/" for folder in ("agent", "dispatcher", "train", "worker", "bootstrap"))
+ON_LINUX = tuple(f"spotfleet/{folder}/" for folder in ("agent", "dispatcher", "train", "worker", "bootstrap", "ray"))
 LINUX_ONLY = frozenset((
     "pidfd_open", "pidfd_send_signal", "sched_getaffinity", "sched_setaffinity", "posix_fallocate", "posix_fadvise",
     "copy_file_range", "eventfd", "memfd_create", "setns", "unshare", "splice", "getrandom", "O_TMPFILE", "O_PATH",

@@ -55,6 +55,13 @@ def only_the_runtime_imports_torch(tree: Tree) -> list[str]:
             if found.kind != TYPING and _folder(source.module) != "train" and found.name.split(".")[0] == "torch"]
 
 
+def only_its_own_folder_imports_ray(tree: Tree) -> list[str]:
+    """Ray's C++ ends a process that it disagrees with: a daemon must not depend on it."""
+    return [f"{source.name}:{found.line}: imports {found.name}"
+            for source, found in _imports(tree)
+            if found.kind != TYPING and _folder(source.module) != "ray" and found.name.split(".")[0] == "ray"]
+
+
 def an_sdk_is_imported_inside_functions_only(tree: Tree) -> list[str]:
     return [f"{source.name}:{found.line}: imports {found.name} when it is loaded"
             for source, found in _imports(tree)

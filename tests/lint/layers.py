@@ -15,7 +15,7 @@ LAYERS = {f"spotfleet.{name}": layer for layer, names in {
        "providers.gcp",
     6: "worker",
     7: "agent dispatcher train",
-    8: "api verify",
+    8: "api verify ray",
     9: "cli",
 }.items() for name in names.split()} | {"spotfleet": 9}  # fmt: skip
 # Folders without clock, socket, thread, file, random number, SDK; and so are the modules right below the package.

@@ -51,6 +51,8 @@ REFUSED: list[tuple[Rule, dict[str, str], str]] = [
      {"spotfleet/train/a.py": "import os\nimport requests\n"}, "spotfleet/train/a.py:2"),
     (import_rules.only_the_runtime_imports_torch,
      {"spotfleet/agent/a.py": "def f():\n    import torch.distributed\n"}, "spotfleet/agent/a.py:2"),
+    (import_rules.only_its_own_folder_imports_ray,
+     {"spotfleet/dispatcher/a.py": "def f():\n    import ray.exceptions\n"}, "spotfleet/dispatcher/a.py:2"),
     (import_rules.an_sdk_is_imported_inside_functions_only,
      {"spotfleet/providers/a.py": "try:\n    from google.cloud import compute\nexcept ImportError:\n    raise\n"},
      "spotfleet/providers/a.py:2"),

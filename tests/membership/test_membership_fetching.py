@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from spotfleet.dispatcher.jobs.workers import STALL_S, JobWorkers
+from spotfleet.dispatcher.jobs.workers import JobWorkers
 from spotfleet.membership import Evicted
+from spotfleet.membership.desk import STALL_S
 from spotfleet.protocol.messages import AgentReport, Stage, WorkerReport, WorkerState
 from tests.support.membership.membership_desk import Desk, training
 

@@ -14,6 +14,7 @@ TIERS = {
     "terraform": "Terraform's modules, alone and applied to a fake by the real provider",
     "attack": "hostile input and hostile neighbours",
     "image": "a ready image, made in a real Debian, and its Packer templates",
+    "ray": "executors on a Ray cluster of several raylets",
     "machines": "namespaces, sshds, whole fleets in distress: many real processes",
 }
 
@@ -44,6 +45,9 @@ PLACES = {
     "tests/providers/ssh/test_ssh_listing.py": CORE,
     "tests/providers/ssh/test_ssh_machines.py": CORE,
     "tests/bench/test_gpu_parts.py": "machines",  # all parts of bench/gpu, three workers each
+    "tests/ray/": "ray",
+    "tests/ray/test_ray_rules.py": CORE,  # these two start no Ray
+    "tests/ray/test_ray_coordinator.py": CORE,
     "tests/habits/": "engines",  # a hundred loops on threads
     "tests/train/loops/": "engines",
     "tests/train/comm/test_order.py": "engines",
@@ -79,6 +83,7 @@ OWN_CODE = {
     "spotfleet/providers/gcp/": "clouds",
     "spotfleet/providers/kit/": "clouds",
     "spotfleet/providers/ssh/": "machines",
+    "spotfleet/ray/": "ray",
     "spotfleet/ssh/": "machines",
     "spotfleet/verify/": "machines",
     "terraform/": "terraform",

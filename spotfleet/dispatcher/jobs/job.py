@@ -37,7 +37,8 @@ from spotfleet.dispatcher.jobs.sizing import Sizing
 from spotfleet.dispatcher.jobs.workers import JobWorker, JobWorkers, started
 from spotfleet.dispatcher.signal import Signal
 from spotfleet.fleet.domain.events import Event, GenerationFormed, JobChanged, RanksDiverged
-from spotfleet.membership import Change, Evicted, Finished, Formed, Ordered, Phase, WorkerView
+from spotfleet.membership import Change, Finished, Formed, Ordered, Phase, WorkerView
+from spotfleet.membership.desk import Condition, observe, release, view_of
 from spotfleet.membership.machine import RESTART_GAP
 from spotfleet.membership.schedule import JobNeed
 from spotfleet.model import HostState, JobSpec, JobState
@@ -315,7 +316,7 @@ class ManagedJob:
             return [*outside, *self._change(*self._waits(why), context)]
         self.membership.is_withheld = self.unsaved
         before = self.membership.generation
-        changes = self.membership.observe(self._views(context), self._expected(context), context.now)
+        changes = observe(self.membership, self.workers.all, self._views(context), self._coming(context), context.now)
         if self.spec.restarts:
             members = [self.workers.all[m] for m in self._group if m in self.workers.all]
             if (end := self.round.update(members, self.membership, changes, before, context)) is not None:
@@ -323,7 +324,8 @@ class ManagedJob:
         events = [e for change in changes for e in self._apply(change, context)]
         founding = self.membership.generation == 1 and self.membership.phase is Phase.FORMING and not self._adopted
         self.checkpoints.need(self.membership.needs_restore and not founding and not self.spec.restarts)
-        self._release(context)
+        leaving = {w.name for w in self.workers.live() if context.leaving(w.host) is not None}
+        release(self.membership, self.workers.live(), leaving, self.checkpoints.newest_version)
         self._rank()
         events += [*outside, *self.progress.update(self.workers, self.membership, context),
                    *self._update_last_copy(context)]
@@ -381,7 +383,7 @@ class ManagedJob:
         return [self._view(w, context) for w in workers]
 
     def _view(self, worker: JobWorker, context: JobContext) -> WorkerView:
-        report, leaving, stage = worker.report, context.leaving(worker.host), worker.report.stage
+        leaving, stage = context.leaving(worker.host), worker.report.stage
         exited, silent = worker.ended or worker.gone, worker.silent
         if self.spec.restarts:
             stage = Stage.READY if stage is Stage.INIT else stage  # it waits in init() for the next round
@@ -389,17 +391,13 @@ class ManagedJob:
                 exited = worker.ended and not (worker.done or rounds.belongs(worker, self._group))
             if worker.done:
                 silent, leaving = False, None
-        return WorkerView(
-            worker.name, worker.host, worker.local_rank, stage, report.generation, report.failed, report.version,
-            report.store, leaving.seconds_left if leaving else None, leaving.why if leaving else "",
-            silent, worker.silent_for_s(context.now), exited, worker.stopped,
-            worker.quiet_s, report.waits, report.step_s, report.resumed, worker.watch_fetch(context.now),
-            report.unreached, report.backend, -1 if report.read_rank is None else report.read_rank, report.read_size)
+        condition = Condition(exited, leaving.seconds_left if leaving else None, leaving.why if leaving else "")
+        return view_of(worker, condition, context.now, stage, silent)
 
-    def _expected(self, context: JobContext) -> int:
-        young = [w for w in self.workers.live() if w.wanted and not w.past and w.report.stage is Stage.STARTING]
+    def _coming(self, context: JobContext) -> int:
+        """Return the number of workers that are about to be started."""
         cooling = len(context.given) - sum(self.workers.at(place) is not None for place in context.given)
-        return len(young) + cooling + context.coming
+        return cooling + context.coming
 
     def _apply(self, change: Change, context: JobContext) -> list[Event]:
         match change:
@@ -417,10 +415,6 @@ class ManagedJob:
                 return [GenerationFormed(context.unix, self.id, change.generation, change.members, change.cause,
                                          change.why, max(change.version, 0)),
                         *self.sizing.formed(change, self.workers, context.unix)]
-            case Evicted():
-                for name in change.workers:
-                    if name in self.workers.all:
-                        self.workers.all[name].wanted, self.workers.all[name].evicted = False, True
             case Finished():
                 self._finished = change.members
         return []
@@ -436,24 +430,6 @@ class ManagedJob:
             context.hinted(w.host for w in live)))
         self._write(told=self.last_copy.reported)
         return list(events)
-
-    def _release(self, context: JobContext) -> None:
-        """Remove workers of leaving hosts from the orders as soon as they are no longer needed."""
-        for worker in self.workers.live():
-            if context.leaving(worker.host) is None or worker.name in self.membership.members:
-                continue
-            held = worker.report.generation
-            out = held == 0 or (self.membership.phase is Phase.RUNNING and held != self.membership.generation)
-            if out and not self._holds_alone(worker, context):
-                worker.wanted = False
-
-    def _holds_alone(self, worker: JobWorker, context: JobContext) -> bool:
-        """Return whether the newest state would be lost with this worker."""
-        version, newest = worker.report.version, self.checkpoints.newest
-        if version <= 0 or (newest is not None and newest.version >= version):
-            return False
-        return not any(o.report.version >= version and context.leaving(o.host) is None and not (o.silent or o.stopped)
-                       for o in self.workers.live() if o is not worker)
 
     def _rank(self) -> None:
         """Update the rank under which each worker's output is logged: the rank it holds, else its probable one."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from spotfleet.dispatcher.checkpoints.store import CheckpointStore, RestoreInstruction
-from spotfleet.membership import Membership
+from spotfleet.membership import Membership, desk
 from spotfleet.protocol.messages import Assignment, WorkerOrders
 
 
@@ -25,12 +25,13 @@ def worker_orders(membership: Membership, checkpoints: CheckpointStore, every_s:
     every_s *= checkpoints.parts.stretch
     shared = offer.checkpoint is not None and not offer.checkpoint.url  # each host reads an object store by itself
     sharers = tuple(sorted({name.partition("/")[0] for name in instructions})) if shared else ()
-    return {name: WorkerOrders(None if offer.wait else _granted(s.assignment, checkpoints), s.founded, s.provisional,
-                               every_s, s.checkpoint_now or save, offer.checkpoint, stands_in=s.stands_in,
-                               checkpoint_url=checkpoints.url, checkpoint_keep=checkpoints.keep,
-                               backend=s.backend, seconds_left=seconds_left if s.checkpoint_now else None,
-                               remark=remark if s.assignment is not None and s.assignment.rank == 0 else "",
-                               sharers=sharers)
+    return {name: replace(desk.worker_orders(s, every_s),
+                          assignment=None if offer.wait else _granted(s.assignment, checkpoints),
+                          checkpoint_now=s.checkpoint_now or save, restore=offer.checkpoint,
+                          checkpoint_url=checkpoints.url, checkpoint_keep=checkpoints.keep,
+                          seconds_left=seconds_left if s.checkpoint_now else None,
+                          remark=remark if s.assignment is not None and s.assignment.rank == 0 else "",
+                          sharers=sharers)
             for name, s in instructions.items()}
 
 

@@ -11,24 +11,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from spotfleet.dispatcher.jobs.restart import Cause, End, Slot, cause_of
+from spotfleet.membership.desk import WorkerRecord
 from spotfleet.protocol.messages import AgentReport, Exit, Stage, WorkerReport, WorkerState
-
-STALL_S = 30.0  # a checkpoint download without a new byte for this time has stalled
 
 
 @dataclass
-class JobWorker:
+class JobWorker(WorkerRecord):
     """State of one worker."""
 
-    name: str
-    host: str
-    slot: int
-    local_rank: int
-    report: WorkerReport
-    wanted: bool = True  # in its agent's orders
-    seen: bool = False  # its agent has reported a process of this name
-    silent: bool = False  # its agent is not connected
-    last_report_at: float | None = None  # monotonic: its last report, while its agent is not connected
     exit: Exit | None = None
     cause: Cause | None = None  # set once it has ended
     error: str = ""
@@ -37,15 +27,10 @@ class JobWorker:
     classified: bool = False  # its end has been classified
     ended_at: float = 0.0  # monotonic: when its end was classified
     past: bool = False  # belongs to a run that the job has abandoned
-    evicted: bool = False  # Membership excluded it because it blocked the others
     pid: int = 0
     gone: bool = False  # its process has ended; `exit` follows once its log is here
     gone_at: float | None = None  # monotonic: when a step first saw `gone`
     recorded: bool = False  # the record of an earlier dispatcher has it as one whose `elastic.run` had returned
-    stopped: bool = False  # its process is stopped
-    quiet_s: float = 0.0  # time since `version` or `waits` last changed, from its agent's last report
-    fetched: int = 0  # bytes of the checkpoint that it is to restore
-    fetched_at: float | None = None  # monotonic: when `fetched` last grew
 
     @property
     def place(self) -> Slot:
@@ -59,17 +44,6 @@ class JobWorker:
     def entered(self) -> bool:
         """Whether its script has entered `elastic.run`."""
         return self.report.stage in (Stage.READY, Stage.FINISHED) or self.report.version > 0
-
-    def silent_for_s(self, now: float) -> float:
-        return 0.0 if self.last_report_at is None or not self.silent else now - self.last_report_at
-
-    def watch_fetch(self, now: float) -> bool:
-        """Return whether the checkpoint that it is to restore is still arriving: some byte came in the last STALL_S.
-        Called at each step."""
-        if self.report.fetched > self.fetched:
-            self.fetched_at = now
-        self.fetched = self.report.fetched
-        return self.fetched_at is not None and now - self.fetched_at < STALL_S and self.report.generation == 0
 
     @property
     def done(self) -> bool:

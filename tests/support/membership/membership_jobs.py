@@ -6,9 +6,10 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from spotfleet.membership import Change, Evicted, Finished, Membership, Ordered, Orders, Pace, Phase, Tuning, WorkerView
+from spotfleet.membership import Change, Finished, Membership, Ordered, Orders, Pace, Phase, Tuning, WorkerView
+from spotfleet.membership.desk import Condition, WorkerRecord, observe, release, view_of
 from spotfleet.membership.schedule import JobNeed
-from spotfleet.protocol.messages import Stage
+from spotfleet.protocol.messages import Stage, WorkerReport, WorkerState
 from tests.support.membership.membership_workers import Workers
 
 GROUPS = 8  # so many generations are on disk for a restarted dispatcher
@@ -18,15 +19,14 @@ Leaving = tuple[float, str]  # seconds left, why
 
 
 @dataclass
-class Known:
+class Known(WorkerRecord):
     """What the dispatcher knows of one worker."""
 
-    name: str
-    place: Place
-    view: WorkerView
-    wanted: bool = True  # in the orders to its agent
-    seen: bool = False  # its agent has reported the process
     unheard: bool = False  # taken from disk after a restart: it may live
+
+    @property
+    def place(self) -> Place:
+        return self.host, self.slot
 
 
 class SimJob:
@@ -76,12 +76,12 @@ class SimJob:
 
     # ---- the dispatcher's process
 
-    def restart(self, reported: Iterable[WorkerView]) -> None:
+    def restart(self, reported: Iterable[WorkerState]) -> None:
         """A new process: what is on disk, and what agents report."""
         self.core, self.known, self._orders, self.restarted = self._membership(), {}, None, True
-        for view in reported:
-            self.add(view.worker).seen = True
-            self.hear(view)
+        for state in reported:
+            self.add(state.report.worker).seen = True
+            self.hear(state)
         group: tuple[str, ...] = ()
         for order in self.disk[-GROUPS:]:
             self.core.adopt(order.generation, order.members)
@@ -93,13 +93,14 @@ class SimJob:
 
     def add(self, name: str) -> Known:
         host, slot, _ = name.split("/")
-        self.known[name] = Known(name, (host, int(slot)), WorkerView(name, host, int(slot), Stage.STARTING))
+        self.known[name] = Known(name, host, int(slot), int(slot), WorkerReport(name, self.name))
         return self.known[name]
 
-    def hear(self, view: WorkerView) -> None:
-        known = self.known.get(view.worker)
+    def hear(self, state: WorkerState) -> None:
+        known = self.known.get(state.report.worker)
         if known is not None:
-            known.view, known.seen, known.unheard = view, True, False
+            known.report, known.seen, known.unheard = state.report, True, False
+            known.stopped, known.quiet_s = state.stopped, state.quiet_s
 
     def lose(self, gone: Callable[[Known], bool]) -> None:
         """These are confirmed dead."""
@@ -124,39 +125,27 @@ class SimJob:
         if self.restarted and self.disk:
             self.chosen_at = now  # by the new process's clock
         self.restarted = False
-        views = [_view(k, silent, leaving) for k in self.known.values()]
+        views = [self._view(k, silent, leaving) for k in self.known.values()]
         by_name = {v.worker: v for v in views}
         self.reported = max([self.reported, *(v.generation for v in views)])  # what comes between two looks is not seen
-        young = sum(k.wanted and k.view.stage is Stage.STARTING for k in self.known.values())
-        for change in self.core.observe(views, expected + young, now):
+        for change in observe(self.core, self.known, views, expected, now):
             self.changes.append(change)
             match change:
                 case Ordered():
                     self._check(change, by_name)
                     self.disk.append(change)
-                case Evicted():
-                    for name in change.workers:
-                        self.known[name].wanted = False
                 case Finished():
                     self.ended = True
         if self.ended:
             self.let_all_go()
         else:
-            self._release(by_name)
+            release(self.core, self.known.values(), {v.worker for v in views if v.leaving_s is not None},
+                    self.world.kept)
 
-    def _release(self, views: dict[str, WorkerView]) -> None:
-        """Who leaves and is needed no more goes out of the orders."""
-        for known in self.known.values():
-            if views[known.name].leaving_s is None or known.name in self.core.members:
-                continue
-            held, version = known.view.generation, known.view.version
-            out = held == 0 or (self.core.phase is Phase.RUNNING and held != self.core.generation)
-            alone = version > self.world.kept and not any(
-                v.version >= version and v.leaving_s is None and v.answers
-                for v in views.values() if v.worker != known.name
-            )
-            if out and not alone:
-                known.wanted = False
+    def _view(self, known: Known, silent: Callable[[str], bool],
+              leaving: Callable[[str], Leaving | None]) -> WorkerView:
+        known.silent = known.unheard or silent(known.host)
+        return view_of(known, Condition(False, *(leaving(known.host) or (None, ""))), self.now)
 
     def _check(self, order: Ordered, views: dict[str, WorkerView]) -> None:
         members = order.members
@@ -166,7 +155,7 @@ class SimJob:
         assert len(leaving) <= 1, "noticed hosts enter a new generation"
         stays = [w for w in self.world.last_formed.members if w in members and w not in leaving]
         if leaving and self.reported == self.world.last_formed.generation:
-            heard = all(self.known[w].view.version == self.world.all[w].version for w in stays)
+            heard = all(self.known[w].report.version == self.world.all[w].version for w in stays)
             assert not heard or all(self.world.all[w].version < 0 for w in stays), "a noticed host enters without need"
         before = next((o for o in reversed(self.disk) if o.members), None)
         held = len(before.members) if before else 0
@@ -206,13 +195,3 @@ class SimJob:
         head = f"{self.name} {self.least}..{self.most} {self.core.phase.value}: {self.core.why}"
         return "\n".join([head, *lines, *workers])
 
-
-def _view(known: Known, silent: Callable[[str], bool], leaving: Callable[[str], Leaving | None]) -> WorkerView:
-    old, host = known.view, known.place[0]
-    left = leaving(host)
-    return WorkerView(
-        old.worker, old.host, old.local_rank, old.stage, old.generation, old.failed, old.version, old.store,
-        left[0] if left else None, left[1] if left else "", known.unheard or silent(host), 0.0, False,
-        old.stopped, old.quiet_s, old.waits, old.step_s, old.resumed, read_rank=old.read_rank,
-        read_size=old.read_size,
-    )

@@ -11,9 +11,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spotfleet.membership import Orders, WorkerView
+from spotfleet.membership import Orders
 from spotfleet.membership.schedule import HostRoom, JobNeed, allocate
-from spotfleet.protocol.messages import Stage
+from spotfleet.protocol.messages import Stage, WorkerReport, WorkerState
 from tests.support.membership.membership_jobs import Known, Leaving, Place, SimJob
 from tests.support.membership.membership_workers import STEP_S, Worker
 
@@ -199,7 +199,7 @@ class FleetSim:
 
     def _exchange(self, host: Host) -> None:
         left_s = None if host.noticed_until is None else host.noticed_until - self.now
-        views = [(job, _report(worker)) for job, worker in host.procs.values() if not worker.dead]
+        views = [(job, _report(job, worker)) for job, worker in host.procs.values() if not worker.dead]
         self._numbers += 1
         life, number, exits = host.life, self._numbers, [n for n, (_, w) in host.procs.items() if w.dead]
         self._send(lambda: self._hear(host, life, number, views, exits, left_s))
@@ -207,7 +207,7 @@ class FleetSim:
             orders = [(j, j.orders(host.name)) for j in self.jobs.values() if j.known]
             self._send(lambda: self._obey(host, life, number, orders))
 
-    def _hear(self, host: Host, life: int, number: int, views: list[tuple[SimJob, WorkerView]],
+    def _hear(self, host: Host, life: int, number: int, views: list[tuple[SimJob, WorkerState]],
               exits: list[str], left_s: float | None) -> None:
         """The dispatcher takes an agent's report."""
         if self.now < self.paused_until:
@@ -220,7 +220,7 @@ class FleetSim:
         contact.deadline = None if left_s is None else self.wall + left_s
         if number > contact.last_report:
             contact.last_report = number
-            listed = {view.worker for _, view in views}
+            listed = {state.report.worker for _, state in views}
 
             def ended(known: Known) -> bool:
                 absent = known.place[0] == host.name and known.name not in listed
@@ -230,8 +230,8 @@ class FleetSim:
                 if job.known:
                     job.lose(ended)
         if self.settle_until is None:
-            for job, view in views:
-                job.hear(view)
+            for job, state in views:
+                job.hear(state)
 
     def _obey(self, host: Host, life: int, number: int, orders: list[tuple[SimJob, dict[str, Orders]]]) -> None:
         """The agent ends what it should not have, starts what it lacks, and passes on what concerns its workers."""
@@ -297,7 +297,7 @@ class FleetSim:
         heard = [h for h in known if h.contact.heard and self.connected(h)]
         for job in self.jobs.values():
             if not job.ended:
-                job.restart([_report(w) for h in heard for j, w in h.procs.values() if j is job and not w.dead])
+                job.restart([_report(job, w) for h in heard for j, w in h.procs.values() if j is job and not w.dead])
                 job.lose(lambda k: k.unheard and k.place[0] in [h.name for h in heard])
         self.held = {j.name: tuple(dict.fromkeys(k.place[0] for k in j.known.values()))
                      for j in self.jobs.values() if j.wants_hosts and (j.known or j.disk)}
@@ -365,13 +365,13 @@ class FleetSim:
         return "\n".join([f"at {self.now:.1f}: held {self.held}", *hosts, *jobs])
 
 
-def _report(worker: Worker) -> WorkerView:
-    return WorkerView(
-        worker.name, worker.host, int(worker.name.split("/")[1]), worker.stage,
-        worker.group.generation if worker.group else 0, worker.failed, worker.version,
-        f"{worker.name}:1" if worker.stage is not Stage.STARTING else "",
-        stopped=worker.stopped, quiet_s=worker.quiet_s if worker.group else 0.0, waits=worker.acts, step_s=STEP_S,
-        resumed=worker.resumed,
-        read_rank=worker.read_rank if worker.stage is Stage.READY else -1,
-        read_size=worker.read_size if worker.stage is Stage.READY else 0,
+def _report(job: SimJob, worker: Worker) -> WorkerState:
+    ready = worker.stage is Stage.READY
+    report = WorkerReport(
+        worker.name, job.name, worker.stage, worker.group.generation if worker.group else 0, worker.failed,
+        worker.version, f"{worker.name}:1" if worker.stage is not Stage.STARTING else "", STEP_S,
+        resumed=worker.resumed, waits=worker.acts, read_rank=worker.read_rank if ready else None,
+        read_size=worker.read_size if ready else 0,
     )
+    return WorkerState(report, int(worker.name.split("/")[1]), stopped=worker.stopped,
+                       quiet_s=worker.quiet_s if worker.group else 0.0)

@@ -1,0 +1,52 @@
+"""Ray itself: whether it is installed, connected, and the same everywhere."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from spotfleet.errors import UsageError
+from spotfleet.version import install
+
+
+@dataclass(frozen=True)
+class About:
+    """A worker's process: its node, and the versions that must agree."""
+
+    node: str  # Ray's id
+    address: str
+    pid: int
+    ray: str
+    python: str  # "3.11"
+    gpus: tuple[str, ...] = ()  # ids of those that Ray has given it
+
+
+def load_ray() -> Any:
+    """Import Ray. UsageError where it is not installed."""
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise UsageError(f"Ray cannot be imported: {error}", hint=install("ray")) from error
+
+
+def connected_ray() -> Any:
+    """Return Ray, connected to a cluster; an executor never connects by itself."""
+    ray = load_ray()
+    if not ray.is_initialized():
+        raise UsageError("Ray is not connected to a cluster",
+                         hint='call ray.init(address="HEAD:6379") first, or ray.init(address="local") for this machine')
+    return ray
+
+
+def own_python() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def check_same(found: About, ray: str, python: str) -> None:
+    """UsageError if a worker's process has another Ray or another minor version of Python than the driver."""
+    for name, theirs, ours in (("Ray", found.ray, ray), ("Python", found.python, python)):
+        if theirs != ours:
+            raise UsageError(f"node {found.node[:12]} ({found.address}) has {name} {theirs}, and the driver {ours}",
+                             hint=f"install the same {name} on all nodes and in the driver's environment")

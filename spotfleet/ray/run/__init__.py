@@ -1,0 +1,1 @@
+"""One run of an executor: its coordinator, its actors and the loop between them. Map: `spotfleet/ray/__init__.py`."""

@@ -1,0 +1,149 @@
+"""TCP server of a coordinator: workers send reports and receive orders, as from an agent.
+
+    handshake (worker/handshake.py) --> first line names the worker --> reports | logged values --> EOF
+
+The first line of a connection is a report, or {"log_of": WORKER}; after the latter each line is one logged value.
+Orders are repeated each second: a machine that vanished acknowledges none, and the kernel ends the connection
+(`control.no_delay`). A worker in which one call holds Python's lock for long still acknowledges them.
+
+Threads: one accepts, one for each connection. `send` may be called by any thread.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from spotfleet.addresses import joined
+from spotfleet.protocol.messages import WorkerOrders, WorkerReport, dump, load
+from spotfleet.worker.control import TCP, no_delay
+from spotfleet.worker.handshake import admit
+
+HELLO_LIMIT_S = 5.0
+SEND_LIMIT_S = 1.0
+LINE_BYTES = 1 << 20
+
+
+class ControlServer:
+    """The server, and the newest connection of each worker."""
+
+    def __init__(self, address: str, key: str, on_report: Callable[[WorkerReport], None],
+                 on_closed: Callable[[str], None], on_log: Callable[[str, Any], None]) -> None:
+        self._key, self._on_report, self._on_closed, self._on_log = key, on_report, on_closed, on_log
+        self._listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        self._listener.bind((address, 0))
+        self._listener.listen(512)
+        self.path = TCP + joined(address, self._listener.getsockname()[1])
+        self._lock = threading.Lock()
+        self._peers: dict[str, socket.socket] = {}
+        self._all: set[socket.socket] = set()
+        self._closed = False
+        threading.Thread(target=self._accept, name="spotfleet-line", daemon=True).start()
+
+    def send(self, worker: str, orders: WorkerOrders) -> None:
+        """Send orders to a worker that is connected. One that reads nothing is disconnected, and connects again."""
+        with self._lock:
+            sock = self._peers.get(worker)
+        if sock is not None:
+            try:
+                sock.sendall(dump(orders).encode() + b"\n")
+            except OSError:
+                _shut(sock)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            found = [self._listener, *self._all]
+        for sock in found:
+            _shut(sock)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            with self._lock:
+                if self._closed:
+                    sock.close()
+                    return
+                self._all.add(sock)
+            threading.Thread(target=self._serve, args=(sock,), name="spotfleet-line", daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        worker = ""
+        try:
+            no_delay(sock)
+            sock.settimeout(HELLO_LIMIT_S)
+            admit(sock, self._key)
+            lines = _Lines(sock)
+            first = lines.next()
+            if "log_of" in (found := json.loads(first)):
+                self._logs(sock, lines, str(found["log_of"]))
+                return
+            sock.setblocking(True)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_LIMIT_S))
+            report = load(WorkerReport, first)
+            with self._lock:
+                worker, old = report.worker, self._peers.get(report.worker)
+                self._peers[worker] = sock
+            if old is not None:
+                _shut(old)
+            while True:
+                self._on_report(report)
+                report = load(WorkerReport, lines.next())
+                if report.worker != worker:
+                    return
+        except (OSError, ValueError):
+            return  # gone, a stranger, or of another release: the worker connects again
+        finally:
+            self._forget(worker, sock)
+
+    def _logs(self, sock: socket.socket, lines: _Lines, worker: str) -> None:
+        sock.setblocking(True)
+        while True:
+            self._on_log(worker, json.loads(lines.next()))
+            sock.sendall(b"\n")  # the worker's call returns: the value is here
+
+    def _forget(self, worker: str, sock: socket.socket) -> None:
+        with self._lock:
+            self._all.discard(sock)
+            current = self._peers.get(worker) is sock
+            if current:
+                del self._peers[worker]
+        sock.close()
+        if current:
+            self._on_closed(worker)
+
+
+class _Lines:
+    """Lines of a connection. ConnectionError at its end, ValueError at a line that is too long."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._pending = sock, b""
+
+    def next(self) -> bytes:
+        while b"\n" not in self._pending:
+            if len(self._pending) > LINE_BYTES:
+                raise ValueError("line too long")
+            data = self._sock.recv(1 << 16)
+            if not data:
+                raise ConnectionError("closed")
+            self._pending += data
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line
+
+
+def _timeval(seconds: float) -> bytes:
+    return int(seconds).to_bytes(8, "little") + int(1e6 * (seconds % 1)).to_bytes(8, "little")
+
+
+def _shut(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # no longer connected

@@ -1,0 +1,207 @@
+"""The coordinator of an elastic run with toy workers, which count and need neither torch nor Ray."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from spotfleet.addresses import split
+from spotfleet.protocol.messages import JOB_KEY, Stage, WorkerOrders, WorkerReport
+from spotfleet.ray import logger
+from spotfleet.ray.run.coordinator import Coordinator, Leaving
+from spotfleet.ray.run.line import ControlServer
+from spotfleet.worker.control import TCP, AgentLine, connect
+
+KEY = "key"
+
+
+class Toy:
+    """A worker that holds each generation as soon as it is ordered, and counts."""
+
+    def __init__(self, path: str, name: str, key: str = KEY) -> None:
+        self.name, self.count = name, 0
+        self.line = AgentLine(path, WorkerReport(name, "ray", Stage.INIT, store="127.0.0.1:1"), key)
+        self.line.on_orders = self._obey
+        self.line.start()
+
+    def _obey(self, orders: WorkerOrders) -> None:
+        place = orders.assignment
+        generation = place.generation if place is not None and place.rank >= 0 else 0
+        if generation != self.line.report.generation or self.line.report.stage is Stage.INIT:
+            self.line.update(stage=Stage.READY, generation=generation)
+
+    def step(self) -> None:
+        self.count += 1
+        self.line.update(version=self.count)
+
+
+class Toys:
+    """A coordinator with its loop, and its toys."""
+
+    def __init__(self, least: int, most: int) -> None:
+        self.logs: list[Any] = []
+        self.coordinator = Coordinator("127.0.0.1", KEY, least, most, lambda: None,
+                                       lambda worker, info: self.logs.append((worker, info)))
+        self.changes: list[Any] = []
+        self.toys: dict[str, Toy] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._loop, daemon=True)
+        self._thread.start()
+
+    def add(self, host: str, key: str = KEY) -> Toy:
+        name = f"{host}/0/{len(self.toys) + 1}"
+        self.coordinator.add(name, host, 0)
+        self.toys[name] = Toy(self.coordinator.path, name, key)
+        return self.toys[name]
+
+    def hosts(self) -> list[str]:
+        return [m.partition("/")[0] for m in self.coordinator.standing().members]
+
+    def runs(self, *hosts: str) -> bool:
+        return self.hosts() == list(hosts) and self.coordinator.standing().phase == "running"
+
+    def _loop(self) -> None:
+        while not self._over.wait(0.01):
+            self.changes += self.coordinator.step(0)
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+        self.coordinator.close()
+        for toy in self.toys.values():
+            toy.line.close()
+
+
+@pytest.fixture
+def toys() -> Iterator[Callable[[int, int], Toys]]:
+    made: list[Toys] = []
+
+    def make(least: int, most: int) -> Toys:
+        made.append(Toys(least, most))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def eventually(holds: Callable[[], Any], limit_s: float = 30.0) -> None:
+    end = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < end, f"not within {limit_s:g} s"
+        time.sleep(0.005)
+
+
+def test_workers_form_a_generation_over_tcp_and_a_later_one_joins(toys):
+    fleet = toys(2, 3)
+    fleet.add("a")
+    fleet.add("b")
+    eventually(lambda: fleet.runs("a", "b"))
+    fleet.add("c")
+    eventually(lambda: fleet.runs("a", "b", "c"))
+
+
+def test_the_confirmed_end_of_a_worker_makes_a_generation_of_the_others(toys):
+    fleet = toys(1, 2)
+    first, second = fleet.add("a"), fleet.add("b")
+    eventually(lambda: fleet.runs("a", "b"))
+    for toy in (first, second):
+        toy.step()
+    second.line.close()
+    fleet.coordinator.ended(second.name)
+    eventually(lambda: fleet.runs("a"))
+    assert fleet.coordinator.standing().version == 1
+
+
+def test_a_lost_connection_alone_is_no_death_until_a_peer_fails(toys):
+    fleet = toys(1, 2)
+    first, second = fleet.add("a"), fleet.add("b")
+    eventually(lambda: fleet.runs("a", "b"))
+    second.line.close()
+    eventually(lambda: fleet.coordinator._workers[second.name].silent)
+    assert fleet.coordinator.standing().members == (first.name, second.name)
+    first.line.update(failed=1, generation=0)
+    eventually(lambda: fleet.runs("a"))
+
+
+def test_a_worker_that_connects_again_keeps_its_place(toys):
+    fleet = toys(1, 2)
+    first, second = fleet.add("a"), fleet.add("b")
+    eventually(lambda: fleet.runs("a", "b"))
+    fleet.coordinator._server._peers[second.name].shutdown(socket.SHUT_RDWR)
+    second.step()
+    eventually(lambda: fleet.coordinator.report(second.name).version == 1)
+    assert fleet.coordinator.standing().members == (first.name, second.name)
+    assert fleet.coordinator.standing().generation == 1
+
+
+def test_workers_of_a_node_that_drains_leave_as_planned(toys):
+    fleet = toys(1, 2)
+    fleet.add("a")
+    second = fleet.add("b")
+    eventually(lambda: fleet.runs("a", "b"))
+    fleet.coordinator.leaving = {"b": Leaving(time.monotonic() + 4.0, "notice")}
+    eventually(lambda: fleet.runs("a"))
+    eventually(lambda: not fleet.coordinator.wanted(second.name))
+    assert not second.line.orders.assignment.urgent
+
+
+def test_fewer_workers_are_wanted_and_the_rest_goes_on(toys):
+    fleet = toys(1, 3)
+    for host in ("a", "b", "c"):
+        fleet.add(host)
+    eventually(lambda: len(fleet.hosts()) == 3)
+    fleet.coordinator.resize(1, 2)
+    eventually(lambda: fleet.runs("a", "b"))
+
+
+def test_a_stranger_without_the_key_is_no_worker(toys):
+    fleet = toys(1, 2)
+    fleet.add("a")
+    eventually(lambda: fleet.runs("a"))
+    assert not fleet.add("b", key="another").line.flush(0.3) and fleet.hosts() == ["a"]
+    with pytest.raises(ConnectionError):
+        connect(fleet.coordinator.path, "another")
+    connect(fleet.coordinator.path, KEY).close()
+
+
+def test_a_worker_does_not_talk_to_a_server_that_lacks_the_key():
+    seen: list[WorkerReport] = []
+    server = ControlServer("127.0.0.1", "another", seen.append, lambda worker: None, lambda *_: None)
+    toy = Toy(server.path, "a/0/1")
+    try:
+        assert not toy.line.flush(0.3) and seen == []
+    finally:
+        toy.line.close()
+        server.close()
+
+
+def test_a_line_that_is_no_report_ends_its_connection_and_nothing_else(toys):
+    fleet = toys(1, 1)
+    with connect(fleet.coordinator.path, KEY) as sock:
+        sock.sendall(b"[1, 2\n")
+        assert sock.recv(1) == b""
+    fleet.add("a")
+    eventually(lambda: fleet.runs("a"))
+
+
+def test_values_that_a_worker_logs_arrive_in_order(toys, monkeypatch):
+    fleet = toys(1, 1)
+    monkeypatch.setenv("SPOTFLEET_SOCKET", fleet.coordinator.path)
+    monkeypatch.setenv("SPOTFLEET_WORKER", "a/0/1")
+    monkeypatch.setenv(JOB_KEY, KEY)
+    monkeypatch.setattr(logger, "_connection", None)
+    for epoch in range(3):
+        logger.log({"epoch": epoch})
+    assert fleet.logs == [("a/0/1", {"epoch": n}) for n in range(3)]
+    logger._connection[1].close()
+
+
+def test_the_server_listens_where_the_workers_are_told(toys):
+    path = toys(1, 1).coordinator.path
+    assert path.startswith(TCP) and split(path.removeprefix(TCP))[0] == "127.0.0.1"

@@ -1,0 +1,170 @@
+"""Rules of the executors that need no Ray: parameters, numbers of actors, random hosts."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+
+import pytest
+
+import spotfleet.ray
+from spotfleet.errors import UsageError
+from spotfleet.ray import ElasticExecutor, ElasticParams, ElasticRayExecutor, RayExecutor, TestDiscovery
+from spotfleet.ray.installed import About, check_same
+from spotfleet.ray.run.staffing import ActorStage, Cooldown, StaffChange, StaffMember, room_on, staff_change
+from spotfleet.version import install
+
+ASKED, IDLE, RUNS = ActorStage.ASKED, ActorStage.IDLE, ActorStage.RUNS
+
+
+def test_the_names_of_horovods_documentation_are_here():
+    assert {"ElasticRayExecutor", "RayExecutor", "ElasticParams", "TestDiscovery", "ray_logger", "create_settings",
+            "ElasticExecutor"} <= set(dir(spotfleet.ray))
+    assert callable(spotfleet.ray.ray_logger.log)
+    with pytest.raises(AttributeError, match="no attribute 'Executor'"):
+        _ = spotfleet.ray.Executor
+
+
+def test_without_ray_an_executor_names_the_package_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match="Ray cannot be imported") as refused:
+        ElasticExecutor(min_workers=1).start()
+    assert refused.value.hint == install("ray") and "[ray]" in install("ray")
+
+
+@pytest.mark.parametrize(("given", "names"), [
+    ({"min_workers": 3, "max_workers": 2}, "max_workers is 2 and min_workers is 3"),
+    ({"min_workers": 0}, "min_workers is 0"),
+    ({"min_workers": 1, "max_workers": 1.5}, "max_workers is 1.5"),
+    ({"cpus_per_worker": 0}, "cpus_per_worker is 0"),
+    ({"gpus_per_worker": 1}, "use_gpu is not set"),
+    ({"use_gpu": True, "gpus_per_worker": 0}, "gpus_per_worker is 0"),
+    ({"cooldown_range": (5, 1)}, "cooldown_range"),
+    ({"override_discovery": False}, "settings.discovery is not set"),
+])
+def test_impossible_parameters_are_refused_when_they_are_given(given, names):
+    with pytest.raises(UsageError, match=names) as refused:
+        ElasticExecutor(**given)
+    assert refused.value.hint
+
+
+def test_both_generations_of_names_make_the_same_parameters():
+    settings = ElasticRayExecutor.create_settings(verbose=True, min_np=2, max_np=4, reset_limit=7, elastic_timeout=60)
+    older = ElasticRayExecutor(settings, use_gpu=True, cpus_per_slot=2, gpus_per_slot=1)
+    newer = RayExecutor(RayExecutor.create_settings(), min_workers=2, max_workers=4, use_gpu=True, cpus_per_worker=2,
+                        gpus_per_worker=1, reset_limit=7, elastic_timeout=60)
+    assert older.params == newer.elastic.params == ElasticParams(
+        2, 4, reset_limit=7, elastic_timeout=60, cpus_per_worker=2, use_gpu=True, gpus_per_worker=1)
+
+
+def test_a_static_executor_counts_hosts_times_workers():
+    assert RayExecutor(num_hosts=2, num_workers_per_host=3).num_workers == 6
+    with pytest.raises(UsageError, match="one of num_workers, num_hosts and min_workers"):
+        RayExecutor(num_workers=2, min_workers=1)
+    with pytest.raises(UsageError, match="one of"):
+        RayExecutor()
+
+
+def test_calls_that_need_fixed_workers_are_refused_when_elastic():
+    for call in ("run_remote", "execute_single"):
+        with pytest.raises(UsageError, match=f"{call} is not for an elastic executor"):
+            getattr(ElasticExecutor(min_workers=1), call)(print)
+    with pytest.raises(UsageError, match="executable_cls"):
+        ElasticExecutor(min_workers=1).start(executable_cls=dict)
+
+
+def test_the_missing_actors_are_asked_for():
+    staff = [StaffMember(1, RUNS, member=True), StaffMember(2, ASKED)]
+    assert staff_change(staff, 4, complete=False) == StaffChange(2, ())
+
+
+def test_an_actor_on_a_node_that_goes_is_replaced_before_it_ends():
+    staff = [StaffMember(1, RUNS, member=True), StaffMember(2, RUNS, member=True, leaving=True)]
+    assert staff_change(staff, 2, complete=False) == StaffChange(1, ())
+
+
+def test_too_many_actors_end_with_the_requests_first_and_never_members():
+    staff = [StaffMember(1, RUNS, member=True), StaffMember(2, RUNS), StaffMember(3, IDLE), StaffMember(4, ASKED)]
+    assert staff_change(staff, 2, complete=False) == StaffChange(0, (4, 3))
+    assert staff_change(staff[:1], 0, complete=False) == StaffChange(0, ())
+
+
+def test_an_evicted_actor_ends_and_another_one_is_asked_for():
+    staff = [StaffMember(1, RUNS, member=True), StaffMember(2, RUNS, wanted=False)]
+    assert staff_change(staff, 2, complete=False) == StaffChange(1, (2,))
+
+
+def test_once_a_function_has_returned_no_actor_starts_and_those_that_wait_end():
+    staff = [StaffMember(1, RUNS, member=True), StaffMember(2, IDLE), StaffMember(3, ASKED)]
+    assert staff_change(staff, 5, complete=True) == StaffChange(0, (2, 3))
+
+
+def test_any_staff_settles_at_the_wanted_number():
+    rng = random.Random(7)
+    for _ in range(1000):
+        staff = [StaffMember(n, rng.choice(list(ActorStage)), rng.random() < 0.4, rng.random() < 0.2,
+                             rng.random() < 0.9) for n in range(rng.randint(0, 8))]
+        wanted = rng.randint(0, 8)
+        change = staff_change(staff, wanted, complete=False)
+        stay = [s for s in staff if s.number not in change.end and not s.leaving]
+        members = sum(s.member and s.wanted and not s.leaving for s in staff)
+        assert len(stay) + change.start == max(wanted, members)
+        assert not (change.start and len(stay) + change.start > wanted)
+        assert all(s.wanted for s in staff if s.number not in change.end)
+
+
+def test_the_first_loss_is_replaced_at_once_and_later_ones_without_a_step_more_and_more_slowly():
+    cooldown = Cooldown(None)
+    waits = []
+    for _ in range(8):
+        cooldown.lost(100.0)
+        waits.append(max(0.0, cooldown.until - 100.0))
+    assert waits == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    cooldown.progressed(1)
+    assert cooldown.losses == 0
+
+
+def test_the_users_range_bounds_the_wait():
+    cooldown = Cooldown((2, 5))
+    waits = []
+    for _ in range(3):
+        cooldown.lost(0.0)
+        waits.append(cooldown.until)
+    assert waits == [2, 4, 5]
+
+
+def test_a_node_has_room_for_whole_workers_only():
+    assert room_on({"CPU": 7.0, "GPU": 2.0}, 2, 0) == 3
+    assert room_on({"CPU": 7.0, "GPU": 2.0}, 2, 1) == 2
+    assert room_on({"CPU": 7.0}, 2, 1) == 0
+    assert room_on({"CPU": 0.3}, 0.1, 0) == 3
+
+
+def test_random_hosts_change_by_one_between_the_least_and_the_most():
+    now, nodes = [0.0], {f"n{i}": {"CPU": 2.0} for i in range(5)}
+    found = TestDiscovery(2, 4, 10.0, seed=3, nodes=lambda: nodes, clock=lambda: now[0])
+    sizes = []
+    for _ in range(40):
+        hosts = found.find_available_hosts_and_slots()
+        assert set(hosts) <= set(nodes) and set(hosts.values()) == {2}
+        sizes.append(len(hosts))
+        assert found.find_available_hosts_and_slots() == hosts  # nothing changes before the time has come
+        now[0] += 10.0
+    assert set(sizes) == {2, 3, 4} and all(abs(a - b) == 1 for a, b in itertools.pairwise(sizes))
+    del nodes["n0"]
+    assert "n0" not in found.find_available_hosts_and_slots()
+
+
+def test_random_hosts_have_sensible_bounds():
+    with pytest.raises(UsageError, match="min_hosts is 3 and max_hosts is 2"):
+        TestDiscovery(3, 2, 1.0)
+
+
+@pytest.mark.parametrize(("ray", "python", "names"), [
+    ("2.9.0", "3.11", "Ray 2.9.0"), ("2.60.0", "3.12", "Python 3.12")])
+def test_a_node_with_another_version_is_named(ray, python, names):
+    about = About("ab" * 14, "10.0.0.7", 1, ray, python)
+    with pytest.raises(UsageError, match=rf"node abababababab \(10.0.0.7\) has {names}"):
+        check_same(about, "2.60.0", "3.11")
+    check_same(About("ab", "10.0.0.7", 1, "2.60.0", "3.11"), "2.60.0", "3.11")
