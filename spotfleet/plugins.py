@@ -2,8 +2,8 @@
 
 A plugin is one object that stands for a cloud, or for a set of machines. It is found by entry point, group
 `spotfleet.clouds`, and its module imports no SDK when it is loaded. The core branches on its traits and calls its
-methods; it never compares its name. `providers/plugin.py` has the whole contract, `docs/new-cloud.md` the steps for a
-new one.
+methods; it never compares its name. `providers/plugin.py` has the whole contract,
+`docs/clouds/new-cloud.md` the steps for a new one.
 
 The part here has a module of its own, below all others: the parser (`config/`) calls a plugin's section, and the
 plugins are built on the parser's helpers.
@@ -119,7 +119,7 @@ def kind_missing(traits: Traits, needs: Sequence[Need]) -> bool:
 @dataclass(frozen=True)
 class Base:
     """A base: the long-lived surroundings of fleets that Terraform makes. The fields are the contract of its output
-    `spotfleet`, and mean for each cloud what `docs/terraform.md` has in its table."""
+    `spotfleet`, and mean for each cloud what `docs/clouds/terraform.md` has in its table."""
 
     provider: str
     name: str

@@ -1,6 +1,6 @@
 """Lambda Cloud as a provider, by its public API 1.10 (https://docs-api.lambda.ai/api/cloud) and the standard library.
 
-An example of a small cloud: `docs/new-cloud.md` walks through it. It ran against a fake only.
+An example of a small cloud: `docs/clouds/new-cloud.md` walks through it. It ran against a fake only.
 
     offers      GET  /instance-types             on demand alone; a region is a zone
     launch      POST /instance-operations/launch the user data makes the host; three tags name it

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make this machine a ready image of hosts and dispatchers: torch and the packages of spotfleet in an environment of its
 # own, the environment of this version's agent, its systemd unit, sshd and limits. Then a host downloads nothing.
-# docs/images.md explains it. Debian 12, Ubuntu 22.04 or newer, as root. Run again, it changes nothing.
+# docs/clouds/images.md explains it. Debian 12, Ubuntu 22.04 or newer, as root. Run again, it changes nothing.
 #
 #   provision.sh --wheel FILE [--prefix DIR] [--extras LIST] [--torch REQUIREMENT|cuda12|none] [--torch-index URL]
 #                [--index URL] [--see DIR] [--gpus] [--venv-only] [--simulate] [--seal]

@@ -64,7 +64,7 @@ def graph(tmp_path: Path) -> dict[str, set[str]]:
     ("tests/fleet/test_plan.py", {"tests/fleet/test_plan.py"}),
     ("tests/fleet/test_deleted.py", set()),
     ("bench/silence.py", set()),
-    ("docs/aws.md", set()),
+    ("docs/clouds/aws.md", set()),
     ("tests/mutants/mutants.toml", set()),
     ("tests/conftest.py", EVERY),
 ])

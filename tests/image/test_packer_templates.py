@@ -29,7 +29,7 @@ NOT_IN_1_6 = re.compile(r"\n  metadata_options \{.*?\n  \}\n", re.S)
 
 
 def recipe(cloud: str, gpus: bool) -> ImageRecipe:
-    if cloud == "azure":  # no provider yet: the values are those of docs/images.md
+    if cloud == "azure":  # no provider yet: the values are those of docs/clouds/images.md
         return images.recipe("spotfleet.providers.azure", ("image.pkr.hcl", "plugins.pkr.hcl"), gpus,
                              location="westeurope", subscription="11111111-2222-3333-4444-555555555555",
                              resource_group="images")

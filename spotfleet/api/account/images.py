@@ -1,4 +1,4 @@
-"""Ready images of an account: Packer builds them from a cloud's recipe; docs/images.md."""
+"""Ready images of an account: Packer builds them from a cloud's recipe; docs/clouds/images.md."""
 
 from __future__ import annotations
 
@@ -105,4 +105,4 @@ def _opened(home: Home, provider: str, file: Path | None, region: str) -> Machin
 
 def _none(provider: str) -> UsageError:
     return UsageError(f"machines of provider {provider} start from no image that spotfleet builds",
-                      hint="docs/images.md names the clouds that have some")
+                      hint="docs/clouds/images.md names the clouds that have some")

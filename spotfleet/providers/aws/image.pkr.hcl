@@ -1,4 +1,4 @@
-# Image of hosts and dispatchers on EC2. `spotfleet image build aws` writes the values and runs Packer; docs/images.md.
+# Image of hosts and dispatchers on EC2. `spotfleet image build aws` writes the values and runs Packer; docs/clouds/images.md.
 
 variable "region" {
   type        = string

@@ -1,5 +1,5 @@
 # Image of hosts and dispatchers on Azure, as a managed image. Run Packer by hand: spotfleet has no provider for Azure yet;
-# docs/images.md.
+# docs/clouds/images.md.
 
 variable "subscription" {
   type        = string

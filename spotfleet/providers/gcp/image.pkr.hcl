@@ -1,5 +1,5 @@
 # Image of hosts and dispatchers on Compute Engine. `spotfleet image build gcp` writes the values and runs Packer;
-# docs/images.md.
+# docs/clouds/images.md.
 
 variable "project" {
   type        = string

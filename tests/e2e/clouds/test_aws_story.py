@@ -104,7 +104,7 @@ def test_hosts_are_entered_through_the_dispatcher_alone(stage: AwsStage):
         f"ip-{view.private_ip.replace('.', '-')}" for view in views.values()}
     host = next(iter(views))
     assert stage.cli("ssh", host, "--", "whoami").stdout == "ubuntu\n"
-    log = "sudo sh -c 'tail -n 1 /root/.spotfleet-host/*/bootstrap.log'"  # as docs/aws.md says
+    log = "sudo sh -c 'tail -n 1 /root/.spotfleet-host/*/bootstrap.log'"  # as docs/clouds/aws.md says
     assert stage.cli("exec", "--host", "w0", "--", log).stdout.strip()
     plain = [stage.machines.laptop.run("ssh", alias, "hostname").stdout for alias in ("g5", "g5-w1")]  # the user's ssh
     assert [len(name.split("-")) for name in plain] == [5, 5]

@@ -87,4 +87,4 @@ def refuse_again(account: Account, region: str, fleet: str) -> None:
         key = account.settings.spec.kms_key or "the account's default key for disks"
         raise NeedsPerson(f"aws {region}: EC2 ended the last {IN_A_ROW} machines with {listing.KEY_TROUBLE}: it may "
                           f"not use {key} for them", hint="`spotfleet check aws FILE` on the laptop shows what the key "
-                          "needs (docs/aws.md, \"KMS\"); launches begin again within ten minutes of it")
+                          "needs (docs/clouds/aws.md, \"KMS\"); launches begin again within ten minutes of it")

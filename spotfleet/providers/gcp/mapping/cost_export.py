@@ -27,8 +27,8 @@ KINDS = (("disk", r"PD Capacity|Hyperdisk|Local Storage|Snapshot"), ("address", 
          ("traffic", r"Data Transfer|Egress|Ingress"), ("machine", r"Instance (Core|Ram)|Core running|Ram running|GPU"))
 UNCOUNTED = r"Snapshot|Ingress"
 MOST_DIGITS = 15  # digits of dollars on one line, before the point
-HOW = ("in Google Cloud: Billing, Billing export, BigQuery export, Detailed usage cost; then the query of docs/gcp.md, "
-       "which writes CSV")
+HOW = ("in Google Cloud: Billing, Billing export, BigQuery export, Detailed usage cost; then the query of "
+       "docs/clouds/gcp.md, which writes CSV")
 
 
 class GcpCostExport:

@@ -50,7 +50,8 @@ TABLE = ErrorTable({
            "RESOURCE_ALREADY_EXISTS"),
     **rows(Reach.PERSON, "", "`spotfleet check gcp --policy` prints the role that is needed", DENIED,
            "IAM_PERMISSION_DENIED", "PERMISSIONS_ERROR", "403",
-           there="the dispatcher's service account lacks it: see `gcp.dispatcher_service_account` in docs/gcp.md"),
+           there="the dispatcher's service account lacks it: see `gcp.dispatcher_service_account` in "
+                 "docs/clouds/gcp.md"),
     **rows(Reach.PERSON, "the service account of the machine cannot be used",
            "correct `gcp.service_account` and `gcp.dispatcher_service_account`; a launch with one needs the role "
            "roles/iam.serviceAccountUser on it: yours for the dispatcher, the dispatcher's account for hosts",

@@ -183,7 +183,7 @@ def test_without_credentials_for_its_dispatcher_the_second_cloud_is_left_out_and
     pair = Pair(home, text(gcp_cloud, "aws", "gcp", keys=False), cloud, gcp_cloud)
     assert [row.why for row in pair.regions if row.region == "gcp"] == [
         "left out: the dispatcher on aws has no credentials for gcp (name them as `dispatcher_credentials` in section "
-        "`gcp` of the fleet file (docs/gcp.md))"]
+        "`gcp` of the fleet file (docs/clouds/gcp.md))"]
 
 
 @pytest.mark.parametrize(("was", "now", "said"), [
