@@ -1,4 +1,4 @@
-# Azure knows no conditions on tags for machines: the limit of the dispatcher's rights is the resource group.
+# Azure has no conditions on the tags of machines: the limit of the dispatcher's rights is the resource group.
 
 resource "azurerm_user_assigned_identity" "this" {
   for_each = toset(["dispatcher", "host"])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from spotfleet.config import Given, base, parse
-from spotfleet.model import CheckpointSpec, FleetSpec, Market, Offer, Role
+from spotfleet.model import CheckpointSpec, FleetSpec, Market, Need, Nodes, Offer, Role
 from spotfleet.providers import Boot, LaunchRequest
 from spotfleet.providers.gcp import GcpProvider
 from spotfleet.providers.gcp.mapping import names, quotas
@@ -147,6 +147,24 @@ def test_a_fleet_on_the_base_makes_no_rules_and_has_the_tags_of_the_bases(on_bas
     section = on.provider.account.settings.spec
     assert list(section.network_tags) == on.planned["google_compute_firewall.inside[0]"]["target_tags"]
     assert list(section.dispatcher_network_tags) == on.planned["google_compute_firewall.ssh[0]"]["target_tags"]
+
+
+@pytest.mark.parametrize("run", ["defaults", "complete"])
+def test_check_finds_the_rules_of_the_base_and_nothing_that_stops_a_fleet(on_base, run):
+    on = on_base(run)
+    for address, rule in on.planned.items():
+        if address.startswith("google_compute_firewall."):
+            on.provider.account.change("firewalls", "insert", firewall_resource={
+                "name": rule["name"], "network": here(on.output["network"], on.cloud), "direction": "INGRESS",
+                "source_tags": rule["source_tags"] or [], "source_ranges": rule["source_ranges"] or [],
+                "target_tags": rule["target_tags"],
+                "allowed": [{"I_p_protocol": a["protocol"], "ports": a["ports"] or []} for a in rule["allow"]]})
+    spec = FleetSpec(FLEET, provider="gcp", any_of=(Need(instance_type="g2-standard-4", region="us-central1"),),
+                     dispatcher=Need(use_spot=False, instance_type="e2-medium"), nodes=Nodes(1, 1, 1))
+    findings = list(on.provider.findings(spec))
+    assert [f for f in findings if f.level in ("blocker", "absent")] == []
+    [door] = [f for f in findings if f.about == "SSH"]
+    assert door.level == ("ok" if run == "complete" else "warning")  # by default nobody comes in
 
 
 def plain_rule(planned: Mapping[str, Any]) -> dict[str, Any]:

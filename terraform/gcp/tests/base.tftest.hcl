@@ -92,7 +92,7 @@ run "existing_network" {
   }
   assert {
     condition     = length(google_compute_network.this) == 0 && length(google_compute_router.this) == 0 && length(google_storage_bucket.checkpoints) == 0
-    error_message = "something is made beside that which exists"
+    error_message = "something is made though it exists already"
   }
   assert {
     condition     = output.spotfleet.subnets == ["projects/my-project-123/regions/us-central1/subnetworks/training-us"] && output.spotfleet.network == "projects/my-project-123/global/networks/training"
