@@ -35,7 +35,6 @@ locals {
   identity_actions = ["Microsoft.ManagedIdentity/userAssignedIdentities/assign/action", "Microsoft.ManagedIdentity/userAssignedIdentities/read"]
   account_actions  = ["Microsoft.Compute/locations/usages/read", "Microsoft.Compute/skus/read"]
   blob_actions = [
-    "Microsoft.Storage/storageAccounts/blobServices/containers/blobs/add/action",
     "Microsoft.Storage/storageAccounts/blobServices/containers/blobs/delete",
     "Microsoft.Storage/storageAccounts/blobServices/containers/blobs/read",
     "Microsoft.Storage/storageAccounts/blobServices/containers/blobs/write",

@@ -185,7 +185,7 @@ def rest_rule(body: Mapping[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(("run", "offer"), [("defaults", L4), ("complete", T4)])
 def test_the_template_has_the_values_of_a_host_that_the_dispatcher_launches(on_base, run, offer):
     on = on_base(run)
-    planned = on.planned["google_compute_instance_template.host"]
+    planned = on.planned['google_compute_instance_template.this["host"]']
     [disk] = planned["disk"]
     key = "".join(k["kms_key_self_link"] for k in disk["disk_encryption_key"])
     body = on.launched(Role.WORKER, offer)
