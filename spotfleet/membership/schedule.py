@@ -3,8 +3,8 @@
 Jobs share a fleet on disjoint hosts and keep theirs. Free hosts go first to running jobs below their min, then to
 queued jobs, then to jobs below their max; each of these by priority, then in order of submission. A queued job starts
 only when its min fits. Free hosts are reserved for it if the hosts being launched will make it fit; otherwise other
-jobs may use them, so that no paid host is idle. Once it is overdue they are kept for it, so that small jobs do not
-overtake a large one for ever.
+jobs may use them, so that no paid host is idle. Once it is overdue no job behind it in the queue starts, so that small
+jobs do not overtake a large one for ever.
 
 A job that lacks its min takes hosts of jobs with lower priorities, if that makes it fit: first those that a job can
 spare above its min, then all of a job whose processes may be ended, the lowest priority and the latest submission
@@ -31,7 +31,7 @@ class JobNeed:
     per_host: bool = False  # each worker takes a whole host
     priority: int = 0
     takes: bool = False  # it has lacked its min for long enough to take hosts of jobs with lower priorities
-    overdue: bool = False  # it has lacked its min for so long that free hosts are kept for it
+    overdue: bool = False  # it has lacked its min for so long that no job may overtake it
     yields: bool = False  # its processes may be ended for a higher priority, and started again later
     shrinks: bool = False  # it may go on with its min for a higher priority
 
@@ -110,6 +110,7 @@ class _Allocator:
         self.free = [h.host for h in hosts if h.ready and not h.leaving and h.host not in taken]
         self.coming = [h for h in hosts if not h.ready and not h.leaving and h.host not in taken]
         self.reserved: set[str] = set()
+        self.overdue: JobNeed | None = None
         self.preempted: dict[str, str] = {}
         self.shrunk: dict[str, str] = {}
         self.intends: dict[str, str] = {}  # job -> the jobs from which it will take hosts
@@ -130,6 +131,8 @@ class _Allocator:
             self.free.append(name)
 
     def give_min(self, need: JobNeed) -> None:
+        if self._is_behind(need):
+            return
         room = self.room((*self.held.get(need.job, ()), *self.free), need)
         if room < need.min_workers and room + _room(self.coming, need) < need.min_workers:
             self._take(need, need.min_workers - room)
@@ -142,13 +145,14 @@ class _Allocator:
         elif room + _room(self.coming, need) >= need.min_workers:
             while room < need.min_workers:
                 room += _room([self.coming.pop(0)], need)
-            self._reserve()
+            self.reserved.update(self.free)
+            self.free = []
         elif need.overdue and _room([r for r in self.rooms.values() if not r.leaving], need) >= need.min_workers:
-            self._reserve()
+            self.overdue = self.overdue or need
 
-    def _reserve(self) -> None:
-        self.reserved.update(self.free)
-        self.free = []
+    def _is_behind(self, need: JobNeed) -> bool:
+        """Return whether an overdue job is to start before this one."""
+        return self.overdue is not None and need.order > self.overdue.order and need.job not in self.held
 
     def _take(self, need: JobNeed, lacking: int) -> None:
         """Free hosts of jobs with lower priorities, if that gives `need` room for `lacking` more workers."""
@@ -214,6 +218,8 @@ class _Allocator:
         text = f"needs {self._wanted(need)}, "
         text += f"holds {len(own)}, {free} free" if own is not None else f"{free} free"
         text = f"{text}: {holders}" if holders else text
+        if self.overdue is not None and self._is_behind(need):
+            return f"{text}; {self.overdue.job} has waited for long and goes first"
         return f"{text}; takes hosts of {self.intends[need.job]} soon" if need.job in self.intends else text
 
     def _wanted(self, need: JobNeed) -> str:

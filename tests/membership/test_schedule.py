@@ -122,13 +122,18 @@ def test_a_job_that_has_just_begun_to_lack_hosts_takes_none_yet_and_names_the_jo
     assert now.why["urgent"] == "needs 2 hosts, 0 free: 2 of 2 held by anew; takes hosts of anew soon"
 
 
-def test_free_hosts_are_kept_for_a_job_that_small_ones_have_overtaken_for_long():
+def test_a_job_that_small_ones_have_overtaken_for_long_is_overtaken_no_more():
     large, running = need("large", 2, 2, 1), need("running", 1, 1, 0)
     fleet, held = hosts("h1", "h2"), {"running": ("h1",)}
     assert allocate([running, large, C], fleet, held).held == {"running": ("h1",), "c": ("h2",)}
     late = replace(large, overdue=True)
-    assert allocate([running, late, C], fleet, held).held == held
+    now = allocate([running, late, C], fleet, held)
+    assert now.held == held
+    assert now.why["c"] == "needs 1 host, 1 free: 1 of 2 held by running; large has waited for long and goes first"
     assert allocate([running, replace(late, min_workers=3), C], fleet, held).held == {**held, "c": ("h2",)}
+    assert allocate([C, running, replace(late, order=5)], fleet, held).held == {**held, "c": ("h2",)}
+    grows = replace(running, max_workers=2)
+    assert allocate([grows, late, C], fleet, held).held == {"running": ("h1", "h2")}, "no paid host is idle"
 
 
 def test_a_small_job_does_not_wait_behind_one_that_cannot_start():

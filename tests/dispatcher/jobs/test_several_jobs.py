@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,6 +12,7 @@ from spotfleet.codec import to_json
 from spotfleet.dispatcher.jobs.validation import check
 from spotfleet.errors import UsageError
 from spotfleet.model import JobSpec
+from spotfleet.protocol.messages import AgentOrders
 from tests.support.dispatcher.fake_fleet import Stage, spec
 from tests.support.dispatcher.fake_workers import Script
 
@@ -61,6 +64,34 @@ def test_a_higher_priority_ends_a_restart_job_which_goes_on_after_it(play, monke
         await stage.call("POST", f"/v1/jobs/{urgent}/cancel", {})
         again = await stage.stands(anew, "running")
         assert (again.restarts, again.hosts) == (1, 2)
+
+    play(scene, spec(target=2))
+
+
+def test_no_process_of_a_job_starts_on_a_host_where_one_of_a_preempted_job_still_saves(play, monkeypatch):
+    monkeypatch.setattr("spotfleet.dispatcher.jobs.job.PREEMPT_S", 0.5)
+
+    async def scene(stage: Stage) -> None:
+        hosts = await stage.up(2)
+        anew = await submit(stage, "anew", (2, 2), kind="restart", gang=True)
+        await stage.stands(anew, "running")
+        saving, last = stage.agents[hosts[1]], stage.agents[hosts[1]].orders
+        obey, lingers = saving.obey, True
+
+        def obey_late(orders: AgentOrders) -> None:
+            """The process takes its time after SIGTERM."""
+            known = {o.worker for o in orders.workers}
+            obey(replace(orders, workers=(*orders.workers, *(o for o in last.workers if o.worker not in known)))
+                 if lingers else orders)
+
+        monkeypatch.setattr(saving, "obey", obey_late)
+        urgent = await submit(stage, "urgent", (2, 2), priority=5)
+        await stage.until("one host is free", lambda: _names(stage, anew, f"waits for {last.workers[0].worker} to end"))
+        await asyncio.sleep(1.0)  # four steps of the dispatcher
+        assert [n for n in stage.world.started if n.startswith(f"{hosts[1]}/")] == [last.workers[0].worker]
+        assert any(n.startswith(f"{hosts[0]}/") for n in stage.world.started[2:]), "the free host is used at once"
+        lingers = False
+        await stage.at_version(urgent, 2)
 
     play(scene, spec(target=2))
 

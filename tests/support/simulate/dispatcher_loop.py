@@ -19,6 +19,7 @@ from spotfleet.fleet import reconcile
 from spotfleet.fleet.domain.actions import Drain, Observed, Wanted
 from spotfleet.fleet.domain.events import GenerationFormed, JobProgress, JobResumed, JobSubmitted
 from spotfleet.fleet.memory_ledger import MemoryLedger
+from spotfleet.membership.schedule import JobNeed
 from spotfleet.model import (
     BillingRules,
     CloudState,
@@ -125,7 +126,7 @@ class Loop:
         job = SimpleNamespace(id=JOB, state=JobState.RUNNING, record=SimpleNamespace(submitted_at=BEGAN, version=0),
                               spec=JobSpec("job", max_workers=self.history.hosts, deadline_s=policy.deadline_s,
                                            work_s=self.history.work_s),
-                              sizing=SimpleNamespace(places=self.history.hosts),
+                              need=lambda order: JobNeed(JOB, 1, self.history.hosts, order),
                               held=lambda: [(host, 0) for host in self.work.members])
         boot = SimpleNamespace(spec=spec, fleet="f", host="")
         clock = MonotonicClock(BEGAN, BEGAN, BEGAN, 0.0)
