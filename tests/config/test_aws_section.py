@@ -129,8 +129,8 @@ def test_the_example_is_a_file_that_a_user_can_start_from():
     (AWS + "aws:\n  regionz: a", "3: aws.regionz: unknown key; did you mean 'regions'?"),
     (AWS + "aws:\n  vpc: a", "3: aws.vpc: unknown key; expected one of regions, joined, networks, profile, "
                              "public_addresses, ssh_from, image, dispatcher_image, user, disk, dispatcher_disk, "
-                             "kms_key, key_pair, dispatcher_profile, host_profile, dispatcher_credentials, event_queue, "
-                             "permissions_boundary, capacity_reservation"),
+                             "kms_key, key_pair, dispatcher_profile, host_profile, dispatcher_credentials, "
+                             "event_queue, permissions_boundary, capacity_reservation"),
     (AWS + "aws:\n  capacity_reservation: [cr-01234567, cr-01234567]", "3: aws.capacity_reservation: cr-01234567 is "
      "here twice"),
     (AWS + "aws:\n  capacity_reservation: mine", "3: aws.capacity_reservation: expected the id of a capacity "
