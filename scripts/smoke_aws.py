@@ -366,44 +366,51 @@ def main(argv: Sequence[str] | None = None, kind: type[Smoke] = Smoke, **options
     report.say(f"spotfleet {__version__}, boto3 {boto3.__version__}, Python {platform.python_version()}, "
                f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, {args.region}; {', '.join(args.part)}: about "
                f"{sum(PARTS[p].minutes for p in args.part)} minutes")
+
+    def made(part: str, folder: Path, left_usd: float) -> Smoke:
+        name = prepared(args, folder, part, PARTS[part].over(args))
+        return kind(name, args.region, left_usd, folder, report, boto3.Session(), args.role, not args.no_fis,
+                    part=PARTS[part], **options)
+
+    return run_parts(args, report, made, "account number, key, user or public address")
+
+
+def run_parts(args: argparse.Namespace, report: Report, made: Callable[[str, Path, float], Smoke], hidden: str) -> int:
+    """Run each part. `made`: (part, folder, dollars left) -> its fleet; `hidden`: what the report does not have."""
     went, spent_usd = True, 0.0
     for part in args.part:
-        well, spent = _try(part, args, args.max_usd - spent_usd, report, kind, options)
-        went, spent_usd = went and well is True, spent_usd + spent
+        with tempfile.TemporaryDirectory(prefix="spotfleet-smoke-") as folder:
+            smoke = made(part, Path(folder), args.max_usd - spent_usd)
+            well = _try(part, smoke, report)
+        went, spent_usd = went and well is True, spent_usd + smoke.spent_usd
         if well is None:  # Ctrl-C
             break
     report.say(f"estimate ${spent_usd:.2f}")
     went = went and not report.failed
     report.say("ALL WENT WELL" if went else f"NOT ALL WENT WELL: {', '.join(report.failed) or 'see above'}")
-    print(f"report: {report.path}   (no account number, key, user or public address in it; read it, then send it)",
-          file=sys.stderr)
+    print(f"report: {report.path}   (no {hidden} in it; read it, then send it)", file=sys.stderr)
     return 0 if went else 1
 
 
-def _try(part: str, args: argparse.Namespace, max_usd: float, report: Report, kind: type[Smoke],
-         options: dict[str, Any]) -> tuple[bool | None, float]:
-    """Run one part. Return whether it went well and nothing is left, None after Ctrl-C; and the estimate in dollars."""
+def _try(part: str, smoke: Smoke, report: Report) -> bool | None:
+    """Run one part. Return whether it went well and nothing is left, None after Ctrl-C."""
     went: bool | None = False
-    with tempfile.TemporaryDirectory(prefix="spotfleet-smoke-") as folder:
-        name = prepared(args, Path(folder), part, PARTS[part].over(args))
-        report.say(f"=== part {part}: {PARTS[part].about}; fleet {name}")
-        smoke = kind(name, args.region, max_usd, Path(folder), report, boto3.Session(), args.role,
-                     not args.no_fis, part=PARTS[part], **options)
-        try:
-            smoke.run()
-            went = True
-        except FAILURES as error:
-            report.say(f"stopped: {type(error).__name__}: {error}")
-        except KeyboardInterrupt:
-            went = None
-            report.say("interrupted: the fleet is taken down first; a second Ctrl-C does not hurry that")
-        finally:
-            before = signal.signal(signal.SIGINT, lambda *_: print("taking the fleet down ...", file=sys.stderr))
-            gone = smoke.clean_up()
-            signal.signal(signal.SIGINT, before)
+    report.say(f"=== part {part}: {smoke.part.about}; fleet {smoke.name}")
+    try:
+        smoke.run()
+        went = True
+    except FAILURES as error:
+        report.say(f"stopped: {type(error).__name__}: {error}")
+    except KeyboardInterrupt:
+        went = None
+        report.say("interrupted: the fleet is taken down first; a second Ctrl-C does not hurry that")
+    finally:
+        before = signal.signal(signal.SIGINT, lambda *_: print("taking the fleet down ...", file=sys.stderr))
+        gone = smoke.clean_up()
+        signal.signal(signal.SIGINT, before)
     report.say(f"part {part}: estimate ${smoke.spent_usd:.2f}; "
                + "; ".join(f"{s:.0f} s {w}" for w, s in smoke.measured.items()))
-    return went and gone, smoke.spent_usd
+    return went and gone
 
 
 if __name__ == "__main__":

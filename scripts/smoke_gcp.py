@@ -19,9 +19,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from smoke_aws import FAILURES, Smoke, Stopped
+from smoke_aws import Smoke, Stopped, run_parts
 from smoke_file import prepared
 from smoke_report import Report
 
@@ -202,48 +200,18 @@ def main(argv: Sequence[str] | None = None, kind: type[GcpSmoke] = GcpSmoke, **o
     report.say(f"spotfleet {__version__}, Python {platform.python_version()}, "
                f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, {args.region}; {', '.join(args.part)}: about "
                f"{sum(PARTS[p].minutes for p in args.part)} minutes")
-    went, spent_usd = True, 0.0
-    for part in args.part:
-        well, spent = _try(part, args, args.max_usd - spent_usd, report, kind, options)
-        went, spent_usd = went and well is True, spent_usd + spent
-        if well is None:  # Ctrl-C
-            break
-    report.say(f"estimate ${spent_usd:.2f}")
-    went = went and not report.failed
-    report.say("ALL WENT WELL" if went else f"NOT ALL WENT WELL: {', '.join(report.failed) or 'see above'}")
-    print(f"report: {report.path}   (no project, key, address or person in it; read it, then send it)", file=sys.stderr)
-    return 0 if went else 1
-
-
-def _try(part: str, args: argparse.Namespace, max_usd: float, report: Report, kind: type[GcpSmoke],
-         options: dict[str, Any]) -> tuple[bool | None, float]:
-    """Run one part. Return whether it went well and nothing is left, None after Ctrl-C; and the estimate in dollars."""
-    went: bool | None = False
     spec = GcpSpec(project=args.project, regions=(args.region,))
     endpoint = os.environ.get(ENDPOINT, "")
     account = account_of({"section": to_json(spec), **({"endpoint_url": endpoint} if endpoint else {})})
-    with tempfile.TemporaryDirectory(prefix="spotfleet-smoke-") as folder:
+
+    def made(part: str, folder: Path, left_usd: float) -> GcpSmoke:
         over = {"gcp": {"project": args.project},
                 "interruption_behavior": "stop" if PARTS[part].stops else "terminate"}
-        name = prepared(args, Path(folder), part, over, FILE)
-        report.say(f"=== part {part}: {PARTS[part].about}; fleet {name}")
-        smoke = kind(name, args.region, max_usd, Path(folder), report, account, fis=not args.no_preemption,
-                     part=PARTS[part], **options)  # type: ignore[arg-type]
-        try:
-            smoke.run()
-            went = True
-        except FAILURES as error:
-            report.say(f"stopped: {type(error).__name__}: {error}")
-        except KeyboardInterrupt:
-            went = None
-            report.say("interrupted: the fleet is taken down first; a second Ctrl-C does not hurry that")
-        finally:
-            before = signal.signal(signal.SIGINT, lambda *_: print("taking the fleet down ...", file=sys.stderr))
-            gone = smoke.clean_up()
-            signal.signal(signal.SIGINT, before)
-    report.say(f"part {part}: estimate ${smoke.spent_usd:.2f}; "
-               + "; ".join(f"{s:.0f} s {w}" for w, s in smoke.measured.items()))
-    return went and gone, smoke.spent_usd
+        name = prepared(args, folder, part, over, FILE)
+        return kind(name, args.region, left_usd, folder, report, account, fis=not args.no_preemption,
+                    part=PARTS[part], **options)  # type: ignore[arg-type]
+
+    return run_parts(args, report, made, "project, key, address or person")
 
 
 if __name__ == "__main__":

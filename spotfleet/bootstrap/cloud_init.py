@@ -2,7 +2,8 @@
 
 The text is readable. GCP takes it unchanged; EC2 and Azure take `packed`, which cloud-init unpacks. It never contains
 the wheel. A host fetches the wheel by digest, or the laptop copies it over SSH once the machine answers with the host
-key that it was given here. It does not contain remove.sh either, since such a machine is removed as a whole.
+key that it was given here. It does not contain remove.sh either, since such a machine is removed as a whole; the other
+scripts come without their comments.
 
 A machine that the cloud stops and starts again becomes the same host: systemd runs its unit. Without systemd, a
 per-boot script of cloud-init starts the host again.
@@ -52,7 +53,8 @@ def user_data(plan: HostPlan, *, user: str, authorized_keys: Sequence[str], host
     root = HOME + plan.root[1:] if plan.root == "~" or plan.root.startswith("~/") else plan.root
     host = f"{root}/{plan.request_id}"
     start = ["env", f"HOME={HOME}", "bash", f"{host}/bootstrap.sh", "start"]
-    files = {name: text for name, text in script.files(plan).items() if _wanted(name, plan)}
+    files = {name: script.short(name) if name in script.SCRIPTS else text
+             for name, text in script.files(plan).items() if _wanted(name, plan)}
     config: dict[str, Any] = {
         **_doors(user, list(authorized_keys), key_pair),
         "ssh_pwauth": False,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import re
 import shlex
+from functools import cache
 from importlib.resources import files as package_files
 
 from spotfleet.bootstrap import HostPlan
@@ -39,6 +41,27 @@ def files(plan: HostPlan) -> dict[str, str]:
 def text(name: str) -> str:
     """Return the text of a script of this package."""
     return (package_files("spotfleet.bootstrap") / name).read_text("utf-8")
+
+
+@cache
+def short(name: str) -> str:
+    """Return a script of this package without comments and docstrings, since the user data of a machine is limited."""
+    if name.endswith(".py"):
+        return _without_docstrings(text(name))
+    first, _, rest = text(name).partition("\n")
+    rest = re.sub(r"(?m)^ *#.*\n", "", rest)
+    return f"{first}\n" + re.sub(r"(?m)(?<=\S) +# [^\"'`$\n]*$", "", rest)
+
+
+def _without_docstrings(source: str) -> str:
+    """Return the source, line by line, without its docstrings and the comments that have a line of their own."""
+    lines = source.splitlines(keepends=True)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef)) and len(node.body) > 1 and (
+                ast.get_docstring(node)):
+            first, last = node.body[0].lineno, node.body[0].end_lineno
+            lines[first - 1:last] = [""] * (last - first + 1)
+    return re.sub(r"(?m)^ *#.*\n", "", "".join(lines))
 
 
 def settings(plan: HostPlan) -> str:

@@ -150,7 +150,7 @@ def test_what_cloud_init_writes_and_runs_is_what_lies_on_a_machine_over_ssh():
                                                host_key=host_key))
     home = f"/root/.spotfleet-host/{wanted.request_id}"
     files = {f["path"]: f["content"] for f in said["write_files"]}
-    over_ssh = script.files(wanted)
+    over_ssh = script.files(wanted) | {name: script.short(name) for name in ("bootstrap.sh", "fetch.py")}
     assert files == {"/root/.spotfleet-host/claim": f"{wanted.request_id}\n"} | {
         f"{home}/{name}": over_ssh[name]
         for name in ("boot.json", "bootstrap.sh", "fetch.py", "settings.sh", "packages.txt")} | {
@@ -203,6 +203,26 @@ def test_every_script_is_understood_by_the_shell_that_runs_it(tmp_path: Path):
         named = [n.module if isinstance(n, ast.ImportFrom) else n.names[0].name for n in ast.walk(tree)
                  if isinstance(n, ast.Import | ast.ImportFrom)]
         assert {n.partition(".")[0] for n in named} <= {*sys.stdlib_module_names}, name
+
+
+def test_a_script_without_its_comments_is_the_same_program():
+    for name in ("fetch.py", "inherit.py"):
+        short = ast.parse(script.short(name))
+        whole = ast.parse(script.text(name))
+        for node in ast.walk(whole):
+            if isinstance(node, (ast.Module, ast.FunctionDef)) and ast.get_docstring(node):
+                del node.body[0]
+        assert ast.dump(short) == ast.dump(whole)
+
+    def parsed(text: str) -> list[str]:
+        """The program as bash has parsed it; comments in a text for systemd, and in Python, are left out."""
+        done = subprocess.run(["bash", "--pretty-print", "/dev/stdin"], input=text, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return [line.partition("  # nothing is sent")[0] for line in done.stdout.splitlines()
+                if line.strip() and not line.startswith("# A worker that")]
+
+    assert parsed(script.short("bootstrap.sh")) == parsed(script.text("bootstrap.sh"))
+    assert len(parsed(script.short("bootstrap.sh"))) > 400
 
 
 def test_a_machine_of_a_ready_image_asks_no_package_server():

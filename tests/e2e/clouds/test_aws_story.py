@@ -10,20 +10,19 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
 from collections.abc import Iterator
 from importlib.metadata import requires
 
 import pytest
 
 from spotfleet.providers.aws.mapping import names, policies
-from tests.support.aws.aws_stage import CLI, WORK, AwsStage, timed, why_not
-from tests.support.network.machines import interrupt
+from tests.support.aws.aws_stage import CLI, WORK, AwsStage, why_not
+from tests.support.e2e import cloud_story
+from tests.support.network.machines import LIMIT_S, interrupt
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400), pytest.mark.skipif(bool(why_not()), reason=why_not())]
 NOTICE_S = 30.0  # EC2 gives 120; so long nobody waits here
-GOES_ON_S = 60.0  # on a machine with much else to do; what is promised is measured in bench/
 FREE = {"sts:GetCallerIdentity"}  # needs no permission
 # Allowed, and not called by this fleet. Rights that EC2 and IAM ask for beside the one of the call:
 ASKED_BESIDE = {"ec2:CreateTags", "ec2:RunInstances", "iam:PassRole", "iam:TagInstanceProfile", "iam:TagRole"}
@@ -52,15 +51,7 @@ def permitted(stage: AwsStage, who: str) -> frozenset[str]:
 
 
 def test_up_shows_what_it_will_cost_and_machines_come_up_from_their_user_data_alone(stage: AwsStage):
-    shown = stage.cli("up", "fleet.yaml", "--dryrun").stdout
-    print(shown)
-    assert stage.cloud.everything() == []
-    assert re.search(r"us-east-1.*\$?0\.\d+", shown)
-    print(f"up: {timed(lambda: stage.cli('up', 'fleet.yaml', '-y')):.1f} s")
-    print(stage.said[-1])
-    workers = stage.instances("worker")
-    assert (len(workers), len(stage.instances("dispatcher"))) == (2, 1)
-    assert {view.market for view in workers} == {"spot"}
+    cloud_story.comes_up(stage, "us-east-1")
 
 
 def test_a_ready_image_installs_nothing_and_a_host_knows_no_cloud_s_sdk(stage: AwsStage):
@@ -75,26 +66,9 @@ def test_a_ready_image_installs_nothing_and_a_host_knows_no_cloud_s_sdk(stage: A
 
 
 def test_a_noticed_host_is_replaced_from_another_pool_before_it_is_lost_and_no_sample_with_it(stage: AwsStage):
-    job = stage.train((2, 2))
-    victim, survivor = before = stage.instances("worker")
-    stage.wait("two that train", lambda: stage.training(before))
-    generation = stage.job(job).generation
-    begun = time.monotonic()
-    stage.cloud.interrupt(victim.id, notice_s=NOTICE_S, room=0)
-    stage.wait("a replacement", lambda: len(stage.instances("worker")) == 3)
-    launched_s = time.monotonic() - begun
-    (new,) = [view for view in stage.instances("worker") if view.id not in (victim.id, survivor.id)]
-    assert stage.cloud.instance(victim.id).state == "running"  # not lost yet
-    assert (new.zone, new.type) != (victim.zone, victim.type)  # where there is room
-    stage.wait("both that go on", lambda: stage.training([survivor, new]))
-    next_s = next(s.at for s in stage.steps(survivor) if s.generation > generation) - begun
-    pauses = [b.at - a.at for a, b in zip(stage.steps(survivor), stage.steps(survivor)[1:], strict=False)]
-    print(f"notice: replacement launched after {launched_s:.1f} s, warm and training after {next_s:.1f} s, "
-          f"longest pause {max(pauses):.2f} s")
-    assert max(pauses) < GOES_ON_S
-    stage.wait("its end", lambda: stage.cloud.instance(victim.id).state == "terminated")
-    stage.enough()
-    stage.wait("the job's end", lambda: stage.job(job).state == "succeeded")
+    cloud_story.replaced_at_a_notice(
+        stage, lambda view: stage.cloud.interrupt(view.id, notice_s=NOTICE_S, room=0),
+        lambda view: stage.cloud.instance(view.id).state == "running", LIMIT_S)
 
 
 def test_hosts_are_entered_through_the_dispatcher_alone(stage: AwsStage):
@@ -110,9 +84,7 @@ def test_hosts_are_entered_through_the_dispatcher_alone(stage: AwsStage):
     assert [len(name.split("-")) for name in plain] == [5, 5]
     groups = stage.cloud.client("ec2", "us-east-1").describe_security_groups()["SecurityGroups"]
     assert "0.0.0.0/0" not in json.dumps([group["IpPermissions"] for group in groups])
-    for view in views.values():  # there is no way past the dispatcher
-        past = stage.machines.laptop.run("ssh", "-oConnectTimeout=2", f"ubuntu@{view.public_ip}", ok=False)
-        assert past.returncode == 255 and "Permission denied" not in past.stderr
+    cloud_story.no_way_past_the_dispatcher(stage)
 
 
 def test_files_and_ports_go_both_ways_through_the_dispatcher(stage: AwsStage):
@@ -141,15 +113,9 @@ def test_files_and_ports_go_both_ways_through_the_dispatcher(stage: AwsStage):
 
 
 def test_down_removes_all_of_it_and_proves_that(stage: AwsStage):
-    assert json.loads(stage.cli("status", "-o", "json").stdout)["state"] == "up"
-    print(f"down: {timed(lambda: stage.cli('down', '-y')):.1f} s")
-    print(stage.said[-1])
-    assert stage.cloud.everything() == [], stage.story()
-    assert list(stage.machines) == []
+    cloud_story.goes_down(stage)
     assert re.search(r"nothing of fleet g5-[0-9a-f]{4} is listed in us-east-1: 0 machines, .*0 volumes, .*0 roles",
                      stage.said[-1])
-    leaks = stage.cli("leaks", "--all-regions", "-o", "json").stdout
-    assert json.loads(leaks) == []
 
 
 def test_every_sample_was_counted_once_in_each_epoch(stage: AwsStage):
@@ -157,13 +123,7 @@ def test_every_sample_was_counted_once_in_each_epoch(stage: AwsStage):
 
 
 def test_the_bill_is_what_the_cloud_s_own_books_say(stage: AwsStage):
-    lines = json.loads(stage.cli("cost", "-o", "json").stdout)["lines"]
-    ours = {line["host"]: line["micros"] / 1e6 for line in lines}
-    books = stage.bills()
-    print(stage.cli("cost").stdout)
-    assert ours.keys() == books.keys()
-    for host, usd in books.items():
-        assert abs(ours[host] - usd) <= 3 * usd / 60, (host, ours[host], usd)  # whole seconds; a host taken is free
+    cloud_story.bill_agrees(stage)
 
 
 def test_each_did_what_its_policy_allows_and_the_policies_allow_little_else(stage: AwsStage):

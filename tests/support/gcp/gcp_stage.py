@@ -23,6 +23,7 @@ import yaml
 
 from spotfleet.providers.gcp.mapping import names
 from tests.support.aws.aws_stage import AwsStage
+from tests.support.fakes.aws_machines import AwsMachines
 from tests.support.fakes.gcp import GcpCloud, InstanceView
 from tests.support.fakes.gcp_machines import GcpMachines, why_not
 from tests.support.network.ssh_stage import COUNTING
@@ -35,6 +36,11 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "gcp-l4.yaml"
 OPEN_RULES = ("default-allow-ssh", "default-allow-internal")  # that a new project has
 
 
+def key_text(cloud: GcpCloud, machines: GcpMachines, account: str) -> str:
+    """A service account's key file, for use on the machines."""
+    return json.dumps(json.loads(cloud.key_file(account).read_text()) | {"token_uri": f"{machines.endpoint}/token"})
+
+
 @dataclass
 class GcpStage(AwsStage):
     cloud: GcpCloud  # type: ignore[assignment]
@@ -42,17 +48,16 @@ class GcpStage(AwsStage):
 
     @staticmethod
     @contextmanager
-    def made() -> Iterator[GcpStage]:  # type: ignore[override]
+    def made(beside: AwsMachines | None = None) -> Iterator[GcpStage]:  # type: ignore[override]
         """Hosts have an image without any SDK of a cloud, and with nothing that installs packages. The rules by which
         all may enter the default network are gone: the laptop's address here is one of the network's."""
         with GcpCloud() as cloud:
             for rule in OPEN_RULES:
                 del cloud.things[f"projects/{cloud.project}/global/firewalls/{rule}"]
             bare = tuple(i.name for i in cloud.images if i.driver)
-            with GcpMachines(cloud, bare) as machines:
+            with GcpMachines(cloud, bare, beside) as machines:
                 cloud.anonymous = ""
-                key = json.loads(cloud.key_file(USER).read_text()) | {"token_uri": f"{machines.endpoint}/token"}
-                machines.laptop.path(KEY).write_text(json.dumps(key))
+                machines.laptop.path(KEY).write_text(key_text(cloud, machines, USER))
                 env = {"SPOTFLEET_GCP_ENDPOINT": machines.endpoint, "GOOGLE_APPLICATION_CREDENTIALS": KEY,
                        "GOOGLE_CLOUD_PROJECT": cloud.project}
                 stage = GcpStage(cloud, machines, env)

@@ -1,23 +1,14 @@
-"""The world of the sweep on AWS: the laptop, the dispatcher and its provider are the product's own down to botocore,
-and each request to AWS is an effect before and after which its process may die. The account is the fake's, where the
-dispatcher may what the policy of its role says and no more.
-
-SSH is left out: a dispatcher answers where its machine's address is, and agents behave.
+"""The world of the sweep on AWS: botocore's requests reach the fake, where the dispatcher may what the policy of its
+role says and no more. See `cloud_world`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
-import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -27,65 +18,25 @@ from botocore.exceptions import ConnectionClosedError
 from botocore.httpsession import URLLib3Session
 from moto.core.base_backend import BackendDict
 
-from spotfleet import providers
-from spotfleet.api import machine as machines
-from spotfleet.api.access import ssh
 from spotfleet.bootstrap.gang_place import TAG_S, ZERO_S
-from spotfleet.dispatcher.cloud import machines as dispatcher_machines
 from spotfleet.dispatcher.cloud.events import CloudEventListener
-from spotfleet.dispatcher.daemon import DispatcherDaemon
-from spotfleet.dispatcher.lifecycle import shutdown
 from spotfleet.errors import SpotfleetError
-from spotfleet.model import CloudHost, CloudState, Role
 from spotfleet.providers.aws import describe, images, launch, offers, prices, session, terminate, types
 from spotfleet.providers.aws.account import check, identity, network, queue, resources, ssh_ingress
 from spotfleet.providers.aws.mapping import listing, names, policies, template
-from spotfleet.providers.kit import checks, requests, userdata
-from spotfleet.transport.boot import read_boot
+from spotfleet.transport.boot import DispatcherBoot
 from tests.support.fakes.aws import AwsCloud
 from tests.support.fakes.aws.rights import OWNER_KEY, Key
 from tests.support.fakes.aws.state import Machine as Instance
-from tests.support.sweep.sweep_clock import Inline, MovedLoop, moved
-from tests.support.sweep.sweep_fuse import DISPATCHER, LAPTOP, NOBODY, Fuse, Killed, tapped_writes
-from tests.support.sweep.sweep_states import digest
-from tests.support.sweep.sweep_world import JOIN_S, MEMORY, Agent, LaptopClient, Process, World
+from tests.support.sweep.cloud_world import CloudNow, CloudWorld
+from tests.support.sweep.sweep_fuse import DISPATCHER, LAPTOP, NOBODY, Killed
 
-MODULES = (resources, types, check, ssh_ingress, terminate, identity, images, launch, listing, describe, network,
-           offers, policies,
-           prices, queue, session, template, requests, checks)
-FETCH_S = 30.0
 PENDING_S, ENDING_S = 1.0, 4.0  # times of instances: what uses a group uses it a while longer
 PROFILE_S = 2.0
 HEAR_S = 2.0
 ROLE_KEY = ("ASIA000ADISPATCHER00", "the-secret-of-a-dispatcher")
-NO_STATE = ("gate", "clock", "lock", "_clients", "_server", "_app", "_threads", "_wake", "_orders")
 STOPPED_AGAIN_S = 5.0  # how often EC2 looks for room for a stopped host
-
-
-class AwsFuse(Fuse):
-    """Its points are requests to AWS; what a dead process tries besides has no effect either."""
-
-    def burn(self, what: str, effect: Callable[[], Any]) -> Any:
-        if what.startswith("aws ") or (self.dead and self.actor == self.victim and self.actor != NOBODY):
-            return super().burn(what, effect)
-        return effect()
-
-
-class Threadless(Inline):
-    def __init__(self, *_: object, **__: object) -> None:
-        super().__init__()
-
-
-class Now:
-    """The clock of the one fake: that of the world which lives."""
-
-    world: AwsWorld | None = None
-
-    def __call__(self) -> float:
-        return self.world.clock.now if self.world else 1_800_000_000.0
-
-
-NOW = Now()
+NOW = CloudNow()
 
 
 @cache
@@ -102,58 +53,24 @@ def _client(cloud: AwsCloud, key: tuple[str, str], service: str, region: str, pa
     return cloud.client(service, region, key, retries={"mode": "standard", "total_max_attempts": attempts})
 
 
-@dataclass
-class Arrived:
-    """Stands for `api.arrival.Arrival`: the code came, for there is no SSH here."""
+class AwsWorld(CloudWorld):
+    plugin, session = "aws", session
+    modules = (*CloudWorld.modules, resources, types, check, ssh_ingress, terminate, identity, images, launch, listing,
+               describe, network, offers, policies, prices, queue, session, template)
+    no_state = ("gate", "clock", "lock", "_clients", "_server", "_app", "_threads", "_wake", "_orders")
 
-    world: AwsWorld
-    why: str = ""
-
-    def advance(self, listed: list[CloudHost], ours: str) -> bool:
-        return any(h.request_id == ours and h.state is CloudState.RUNNING for h in listed)
-
-
-class AwsWorld(World):
     def __init__(self, lag_s: float = 0.0) -> None:
-        super().__init__(lag_s)
-        self._folder.cleanup()
-        self._folder = tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
-        self.root, self.fuse = Path(self._folder.name), AwsFuse()
-        self.house = type(self.house)(self.root / "home")
-        self.became: dict[str, str] = {}  # instance of a worker -> its host
-        NOW.world, self.aws = self, server()
-        self.aws.reset()
+        super().__init__(lag_s, server(), NOW)
+        self.aws = self.fake
+        self.become: dict[str, str] = {}  # instance of a worker -> its host
         self.aws.pending_s, self.aws.ending_s, self.aws.profile_lag_s = PENDING_S, ENDING_S, PROFILE_S
-        self.aws.lag_s, self.aws.new_lag_s, self.aws.retry_s = lag_s, 2 * lag_s, STOPPED_AGAIN_S
-        self.cloud = SimpleNamespace(living=self.names)  # type: ignore[assignment]
-        session.reset()
+        self.aws.retry_s = STOPPED_AGAIN_S
 
-    def __enter__(self) -> AwsWorld:
-        self.loop = MovedLoop(self.time, self.clock)
-        enter = self._stack.enter_context
-        enter(patch.dict(os.environ, self.aws.environ()))
-        enter(moved(self.time))
-        for module in MODULES:
-            if getattr(module, "ThreadPoolExecutor", None) is ThreadPoolExecutor:
-                enter(patch.object(module, "ThreadPoolExecutor", Threadless))
-        enter(tapped_writes(self.fuse, self.root))
-        enter(patch.object(providers, "names", lambda: ["aws"]))  # `leaks` asks every cloud that is installed
-        enter(patch.object(session.Account, "_made", lambda account, *which: _client(
-            self.aws, OWNER_KEY if account.settings.laptop else ROLE_KEY, *which)))
-        enter(patch.object(URLLib3Session, "send", self._tapped_send()))
-        for module in (shutdown, dispatcher_machines):
-            enter(patch.object(module, "FETCH_S", FETCH_S))
-        enter(patch.object(machines, "DispatcherClient", type("WorldClient", (LaptopClient,), {"world": self})))
-        enter(patch.object(CloudEventListener, "run", _listen))
-        enter(patch.object(machines, "DispatcherStartup", lambda *_: Arrived(self)))
-        enter(patch.object(ssh, "refresh", lambda folder, *_: ssh.read_targets(folder)))
-        enter(patch.object(ssh, "remove", lambda *_: None))
-        self._life = self.loop.create_task(self._play())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        super().__exit__(*_)
-        NOW.world = None
+    def patches(self) -> Iterable[Any]:
+        yield patch.object(session.Account, "_made", lambda account, *which: _client(
+            self.aws, OWNER_KEY if account.settings.laptop else ROLE_KEY, *which))
+        yield patch.object(URLLib3Session, "send", self._tapped_send())
+        yield patch.object(CloudEventListener, "run", _listen)
 
     def _tapped_send(self) -> Callable[..., Any]:
         """What carries a request, without a socket: the fake's door is called."""
@@ -164,18 +81,8 @@ class AwsWorld(World):
 
         return send
 
-    def laptop(self, command: Callable[[], Any]) -> Any:
-        session.reset()  # another process
-        return super().laptop(command)
-
-    def account(self) -> str:
-        """Return the digest of the fake's state, moto's with it; the log of requests is no state."""
-        self.aws.tick()  # as each request does
-        ours = {name: value for name, value in vars(self.aws).items() if name not in NO_STATE}
-        return digest(ours, self.aws.gate.faults, BackendDict._instances, self.became,
-                      opaque=(self.aws, self.aws.gate, self.aws.clock))
-
-    # ---- the machines
+    def further_state(self) -> tuple[Any, ...]:
+        return BackendDict._instances, self.become
 
     def running(self) -> list[tuple[str, Instance, bool]]:
         """(name, instance, does it run) of each host, by the state of the cloud."""
@@ -189,70 +96,29 @@ class AwsWorld(World):
                     found.append((host, instance, instance.state == "running"))
         return found
 
-    def _became(self, instance: Instance) -> str:
+    def became(self, host: str, instance: Instance) -> str:
         """The host that the machine has become, for good, as `bootstrap/gang_place.py` decides; "" while it waits."""
-        if instance.id not in self.became:
+        if instance.id not in self.become:
             members, tag = names.members(instance.tags[names.HOST]), instance.tags.get(names.MEMBER, "")
             index, waited_s = instance.launch_index, self.clock.now - instance.launched
             if tag.isdigit():
-                self.became[instance.id] = members[int(tag)]
+                self.become[instance.id] = members[int(tag)]
             elif len(members) == 1 or tag or waited_s > (TAG_S if index else ZERO_S):
-                self.became[instance.id] = members[index]
-        return self.became.get(instance.id, "")
+                self.become[instance.id] = members[index]
+        return self.become.get(instance.id, "")
 
-    def names(self) -> list[str]:
-        """Hosts that have not ended."""
-        return sorted(n for n, i, _ in self.running() if i.state in ("pending", "running", "stopping", "stopped"))
+    def labels(self, instance: Instance) -> dict[str, str]:
+        return instance.tags
 
-    def living(self, role: Role) -> list[str]:
-        return sorted(n for n, i, _ in self.running() if i.tags.get(names.ROLE) == role.value
-                      and i.state in ("pending", "running"))
+    def address(self, instance: Instance) -> str:
+        return instance.nics[0].private_ip_address if instance.nics else ""
 
-    def instance(self, host: str) -> Instance:
-        return next(i for n, i, _ in self.running() if n == host and i.living)
+    def user_data(self, instance: Instance) -> bytes:
+        return self.aws.instance(instance.id).user_data
 
-    def at(self, url: str) -> Process | None:
-        address = urlsplit(url).hostname
-        return next((p for name, p in self.processes.items() if p.answers and self._address(name) == address), None)
-
-    def _address(self, host: str) -> str:
-        return next((i.nics[0].private_ip_address for n, i, _ in self.running() if n == host and i.nics), "")
-
-    async def _play(self) -> None:
-        while True:
-            self.aws.tick()
-            for name, instance, runs in self.running():
-                if instance.tags.get(names.ROLE) == Role.DISPATCHER.value:
-                    await self._dispatcher_machine(name, runs)
-                elif runs and self.clock.now - instance.launched >= JOIN_S and (host := self._became(instance)):
-                    agent = self.agents.setdefault(instance.id, Agent(_as_host(host, instance)))
-                    fleet = instance.tags[names.FLEET]
-                    agent.live(_as_host(host, instance), self._of(fleet), self.clock.now)
-                elif not runs and instance.id in self.agents:
-                    self.agents.pop(instance.id).end()
-            await self._pause()
-
-    def _of(self, fleet: str) -> Process | None:
-        fleets = {n: i.tags.get(names.FLEET) for n, i, _ in self.running()}
-        return next((p for name, p in self.processes.items() if p.answers and fleets.get(name) == fleet), None)
-
-    async def _start(self, name: str) -> None:
-        self.disk(name).mkdir(parents=True, exist_ok=True)
-        instance, boot = self.instance(name), self.disk(name) / "boot.json"
-        if not boot.exists():
-            data = self.aws.instance(instance.id).user_data
-            boot.write_text(userdata.files(data, name)["boot.json"])
+    def boots(self, instance: Instance, told: DispatcherBoot) -> None:
         role = instance.order.profile.roles[0].name
         self.aws.rights.keys[ROLE_KEY[0]] = Key(f"role/{role}", ROLE_KEY[1])  # it may what its role's policy says
-        told = read_boot(self.disk(name))
-        session.reset()
-        provider = providers.load("aws", told.provider_config)
-        process = self.processes[name] = Process(DispatcherDaemon(told, self.disk(name), provider), self.fuse)
-        try:
-            await process.daemon.start("127.0.0.1", 0)
-            process.work, process.ready = asyncio.create_task(process.daemon.wait()), True
-        except Killed:
-            await self._stop(name)
 
 
 async def _listen(listener: CloudEventListener) -> None:
@@ -263,14 +129,6 @@ async def _listen(listener: CloudEventListener) -> None:
         except SpotfleetError as error:
             listener.problem = str(error)
         await asyncio.sleep(HEAR_S)
-
-
-def _as_host(name: str, instance: Instance) -> Any:
-    """As `Agent` wants it."""
-    notice = SimpleNamespace(action=instance.notice[0], ends_at=instance.notice[1]) if instance.notice else None
-    address = instance.nics[0].private_ip_address if instance.nics else ""
-    return SimpleNamespace(order=SimpleNamespace(request_id=name), notice=notice, runs=range(instance.run),
-                           address=address)
 
 
 def carry(gate: Callable[..., Any], request: Any) -> AWSResponse:

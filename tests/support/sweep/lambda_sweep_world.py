@@ -29,7 +29,7 @@ from spotfleet.model import CloudState, FleetSpec, Need, Nodes, Role
 from spotfleet.transport.boot import read_boot
 from tests.support.contract.lambda_world import EXAMPLE
 from tests.support.fakes.lambda_cloud import KEY, SSH_KEY, LambdaCloud, LambdaInstance
-from tests.support.sweep.aws_sweep_world import Arrived
+from tests.support.sweep.cloud_world import Arrived
 from tests.support.sweep.sweep_flows import NAME
 from tests.support.sweep.sweep_fuse import NOBODY, Killed
 from tests.support.sweep.sweep_states import digest

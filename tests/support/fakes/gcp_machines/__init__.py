@@ -34,9 +34,9 @@ class GcpMachines(AwsMachines):
     instance = GcpMachine
     _cloud: GcpCloud  # type: ignore[assignment]
 
-    def __init__(self, cloud: GcpCloud, bare: tuple[str, ...] = ()) -> None:
+    def __init__(self, cloud: GcpCloud, bare: tuple[str, ...] = (), beside: AwsMachines | None = None) -> None:
         """`bare`: images, by name, whose interpreter has no SDK of a cloud, and no installer."""
-        super().__init__(cloud, bare)  # type: ignore[arg-type]
+        super().__init__(cloud, bare, beside)  # type: ignore[arg-type]
 
     def _spec(self, view: InstanceView, bare: bool) -> dict[str, Any]:  # type: ignore[override]
         return image.spec(view, bare)
