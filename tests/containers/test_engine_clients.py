@@ -1,5 +1,5 @@
 """Jobs through clients that are called `docker` and `podman`, check each command line, and run the container by runc.
-Docker and Podman themselves do not run where these tests do: see docs/containers.md."""
+Docker itself does not run where these tests do; for Podman see test_real_podman.py."""
 
 from __future__ import annotations
 
