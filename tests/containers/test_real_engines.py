@@ -47,7 +47,7 @@ def test_setup_scripts_and_commands_run_in_a_container_that_ends_with_the_job_or
     stage.order(FIRST, SECOND)
     eventually(lambda: "begun" in stage.log(FIRST) and "begun" in stage.log(SECOND))
     assert stage.log(FIRST) == stage.log(SECOND) and "once" in stage.log(FIRST)  # one warm process, one setup
-    inside = [p for p in stage.processes() if "spotfleet.agent.processes.zygote" in " ".join(p.cmdline())]
+    inside = stage.processes_with("spotfleet.agent.processes.zygote")
     stage.order()
     eventually(nothing_is_left)
 
