@@ -113,15 +113,15 @@ class Fleet:
             output: Callable[[bytes], object] | None = None, progress: Progress = _silent) -> Job:
         """Run a shell command on `nodes` hosts at once, one process on each; returns when all have succeeded.
 
-        With `each` it runs on every host by itself. With `file` the `run`, `setup`, `envs`, `workdir` and
-        `file_mounts` of a task file are taken, and its number of nodes. The other arguments are those of `train`.
+        With `each` it runs on every host by itself. With `file` the `run`, `setup`, `envs`, `workdir`, `file_mounts`
+        and `container` of a task file are taken, and its number of nodes. The other arguments are those of `train`.
         """
         record = self._folder().record
         if file is not None:
             task = load(file).spec
             record = replace(record, spec=replace(
                 record.spec, name=task.name, run=task.run, setup=task.setup, envs=task.envs, workdir=task.workdir,
-                file_mounts=task.file_mounts))
+                file_mounts=task.file_mounts, container=task.container))
             nodes = task.nodes.target
         request = TrainRequest(name=name, envs=dict(envs or {}), secrets=dict(secrets or {}), down=down, wait=wait,
                                run=command, nodes=0 if each else nodes, each=each, priority=priority, options=options)

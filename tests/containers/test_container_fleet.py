@@ -11,7 +11,7 @@ import pytest
 from spotfleet.api.train import RestartOptions
 from tests.e2e.conftest import stage  # noqa: F401
 from tests.support.containers.root_fs import torch_mount
-from tests.support.e2e.e2e_stage import Stage, hosts_of, output, repeated, trains, wait_for
+from tests.support.e2e.e2e_stage import Stage, hosts_of, output, trains, wait_for
 from tests.support.e2e.launched import DDP
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -22,9 +22,7 @@ def test_all_three_kinds_of_jobs_recover_in_containers_and_down_leaves_nothing(s
     data = stage.work / "data.txt"
     data.write_text("from the laptop")
     fleet = stage.fleet("boxes", least=1, target=2, more=(
-        f"container: {{image: {root}, mounts: ['{torch_mount()}']}}\nsetup: test ! -e /set && touch /set\n"
-        f"file_mounts: {{/data/in.txt: {data}}}\nenvs: {{COLOUR: red}}\n"
-        "run: cat /data/in.txt; echo; echo $COLOUR rank $SKYPILOT_NODE_RANK; test -e /set && test -d /opt/spotfleet"))
+        f"container: {{image: {root}, mounts: ['{torch_mount()}']}}\nsetup: test ! -e /set && touch /set\n"))
     job = stage.counting(fleet, 100, (2, 2))
     wait_for("two workers that train", lambda: trains(job, 2, step=5))
     killed = hosts_of(job)[1]
@@ -32,7 +30,7 @@ def test_all_three_kinds_of_jobs_recover_in_containers_and_down_leaves_nothing(s
     wait_for("a replacement", lambda: trains(job, 2, without=killed))
     stage.hurry()
     job.wait(120)
-    assert "counted -100.0 of -100" in output(job) and repeated(fleet, job, "death") <= 1
+    assert "counted -100.0 of -100" in output(job) and job.status().repeated <= 1
 
     hurry = stage.work / "hurry2"
     again = fleet.train("ddp.py", ["--steps", "150", "--hurry", str(hurry)], np=(2, 2), detach=True,
@@ -49,8 +47,13 @@ def test_all_three_kinds_of_jobs_recover_in_containers_and_down_leaves_nothing(s
     assert begins()[0] == 0 and min(begins()[1:]) >= 5, output(again)
     assert "done at 150: rank 0" in output(again)
 
-    command = fleet.train(np=(2, 2))
-    assert "from the laptop" in output(command) and "red rank 0" in output(command)
+    task = stage.work / "task.yaml"
+    task.write_text(
+        "name: task\nprovider: local\nnum_nodes: 2\n"
+        f"container: {{image: {root}, mounts: ['{stage.work}:/laptop:ro']}}\n"
+        f"file_mounts: {{/data/in.txt: {data}}}\nenvs: {{COLOUR: red}}\nsetup: touch /set\n"
+        "run: cat /laptop/data.txt /data/in.txt; echo \" $COLOUR rank $SKYPILOT_NODE_RANK\"; test -e /set\n")
+    assert stage.cli("run", "-f", str(task)).stdout == "from the laptop" * 2 + " red rank 0\n"
     fleet.down()
     assert stage.cloud.truth() == []
     assert str(stage.home) not in Path("/proc/mounts").read_text()

@@ -14,6 +14,7 @@ import pytest
 
 from spotfleet.model import ContainerSpec
 from spotfleet.protocol.messages import Exit
+from tests.agent.workers.test_agent_sockets import TALK
 from tests.support.agent.agent_stage import HOST, Stage, all_gone, eventually
 
 pytestmark = pytest.mark.processes
@@ -82,10 +83,18 @@ def test_a_command_gets_sigterm_with_its_children_and_sigkill_after_its_grace(st
     stage.job(job="other", run=FOREVER, container=image, kind="command")
     stage.order(stubborn, job="other")
     eventually(lambda: "begun" in stage.log(stubborn))
-    processes = stage.processes()
+    inside = stage.processes_with("trap '' TERM")
     stage.order(job="other")
-    eventually(lambda: nothing_is_left(stage))
-    assert [p for p in processes if p.is_running() and "trap" in " ".join(p.cmdline())] == []
+    eventually(lambda: nothing_is_left(stage) and all_gone(inside))
+    assert inside
+
+
+def test_a_process_of_a_command_in_a_container_reports_to_the_agent_and_receives_orders(stage: Stage, root: Path):
+    (talk := stage.home.parent / "talk.py").write_text(TALK + "say()\nprint('orders', lines.readline()[:1])\n")
+    stage.boot()
+    ended = stage.run(run="python3 /talk/talk.py >answer; cat answer", kind="command",
+                      container=ContainerSpec(str(root), mounts=(f"{talk.parent}:/talk:ro",)))
+    assert ended.exit == Exit(0, done=True) and stage.log() == "orders {\n"
 
 
 def test_nothing_of_a_container_outlives_a_killed_agent(stage: Stage, root: Path):
@@ -108,7 +117,7 @@ def test_the_next_agent_removes_a_container_that_has_not_ended(stage: Stage, roo
     eventually(begun(stage))
     held = os.open(containers(stage)[0] / "alive", os.O_RDWR)  # so that it does not end
     try:
-        inside = [p for p in stage.processes() if "read -r" in " ".join(p.cmdline())]
+        inside = stage.processes_with("read -r")
         assert inside and stage.agent is not None
         stage.order()
         stage.agent.kill()

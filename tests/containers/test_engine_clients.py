@@ -1,9 +1,8 @@
-"""Jobs through clients that are called `docker` and `podman`, check each command line, and run the container by runc.
-Docker and Podman themselves do not run where these tests do: see docs/containers.md."""
+"""Jobs through clients that are called `docker` and `podman`, check each command line, and run the container by runc:
+for what no registry and no host is there. The real engines run in test_real_engines.py."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -95,21 +94,3 @@ def test_each_refusal_of_an_engine_names_the_next_step(engines: FakeEngines, sta
     gone = ended(stage, 3, "gone", run="true", container=ContainerSpec(IMAGE))
     assert "this host has no docker and no podman" in gone.report.error
     assert "apt-get install podman" in gone.report.error
-
-
-def test_a_container_of_an_earlier_agent_is_found_by_its_labels(engines: FakeEngines, stage: Stage):
-    stage.boot()
-    stage.job(run="echo begun; sleep 1000", container=ContainerSpec(IMAGE), kind="command")
-    stage.order(f"{HOST}/0/1")
-    eventually(lambda: "begun" in stage.log(f"{HOST}/0/1"))
-    held = os.open(next((stage.home / "containers").glob("*/alive")), os.O_RDWR)
-    try:
-        assert stage.agent is not None
-        stage.order()
-        stage.agent.kill()
-        stage.agent.wait()
-        assert len(engines.running()) == 1
-        stage.boot()
-        eventually(lambda: engines.running() == [])
-    finally:
-        os.close(held)

@@ -16,7 +16,7 @@ import shutil
 import signal
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from pathlib import Path
 from spotfleet.agent.containers.engines import ContainerOrder, Engine
 from spotfleet.agent.containers.refusals import Refusal, meaning
 from spotfleet.agent.processes.child import ChildSpec
-from spotfleet.agent.processes.entered import NEEDS, signal_script
+from spotfleet.agent.processes.entered import NEEDS, PID_FILE, signal_script
 from spotfleet.agent.processes.zygote import QUIET, SINGLE_THREADED
 from spotfleet.agent.processes.zygote_client import ForkedProcess, Processes, StartedZygote, ZygoteClient
 from spotfleet.errors import SpotfleetError
@@ -38,6 +38,7 @@ MISSING = "spotfleet: missing "
 _KILL_S = 5.0  # for a client that sends SIGKILL in the container
 _END_S = 5.0  # from the close of the FIFO until the engine has removed the container
 _OUTPUT_BYTES = 4000
+_POLL_S = 0.01
 
 # The container's first process. $1 is its folder. `wait` also reaps processes whose parents have ended.
 FIRST = rf"""
@@ -133,10 +134,7 @@ class JobContainer:
         self.python = self._read("python").strip()
 
     def _read(self, name: str) -> str:
-        try:
-            return (self._folder / name).read_text(errors="surrogateescape")
-        except FileNotFoundError:
-            return ""
+        return _text(self._folder / name)
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Read the client's errors until the container has ended; then let its processes fail."""
@@ -179,7 +177,11 @@ class JobContainer:
         self._entered[spec.id] = spec.log
         process = await self._host.spawn(replace(spec, inside=tuple(self._engine.enter(self.name))))
         process.ended.add_done_callback(lambda _: self._entered.pop(spec.id, None))
-        return process
+        try:
+            return ForkedProcess(await _entered_pid(spec.log, process.ended), process.ended)
+        except asyncio.CancelledError:
+            self.kill(spec.id, signal.SIGKILL)
+            raise
 
     def kill(self, id_: str, signum: int) -> None:
         """Send a signal to a process by its id."""
@@ -262,14 +264,38 @@ class JobContainer:
 
 def host_pid(parent: int, inner: int, proc: Path = Path("/proc")) -> int:
     """Return the pid here of the child of `parent` that has pid `inner` in its own namespace; 0 if it has ended."""
+    return next((pid for pid, above in _with_inner_pid(inner, proc) if above == parent), 0)
+
+
+def _with_inner_pid(inner: int, proc: Path) -> Iterator[tuple[int, int]]:
+    """Yield pid and parent's pid, both those here, of each process with pid `inner` in its own namespace."""
     for status in proc.glob("[0-9]*/status"):
         try:
             lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
         except (OSError, ValueError):
             continue
-        if int(lines.get("PPid", 0)) == parent and lines.get("NSpid", "").split()[-1:] == [str(inner)]:
-            return int(status.parent.name)
+        if lines.get("NSpid", "").split()[-1:] == [str(inner)]:
+            yield int(status.parent.name), int(lines.get("PPid", 0))
+
+
+async def _entered_pid(log_file: str, ended: asyncio.Future[int], proc: Path = Path("/proc")) -> int:
+    """Wait for a command that enters the container; return its pid here, or 0 if it has ended. It leads a session, by
+    which the agent knows its processes. Its parent in the container writes to the log; it may write elsewhere."""
+    while not ended.done():
+        inner = _text(Path(log_file + PID_FILE)).strip()
+        for pid, parent in _with_inner_pid(int(inner), proc) if inner.isdigit() else ():
+            with suppress(OSError):
+                if os.path.samefile(proc / str(parent) / "fd/1", log_file):
+                    return pid
+        await asyncio.wait([ended], timeout=_POLL_S)
     return 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="surrogateescape")
+    except FileNotFoundError:
+        return ""
 
 
 async def call(command: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[int, str, str]:

@@ -104,7 +104,7 @@ class _Client:
             text = f"type=bind,source={mount.source},target={mount.target}"
             command += ["--mount", text + (",readonly" if mount.read_only else "")]
         for device in order.devices:
-            command += ["--device", device]
+            command += ["--device", device, "--ulimit", "memlock=-1:-1"]  # RDMA locks memory
         return [*command, "--entrypoint", order.command[0], order.image, *order.command[1:]]
 
     def enter(self, name: str) -> list[str]:
@@ -137,8 +137,7 @@ class Docker(_Client):
         return {"DOCKER_CONFIG": folder}
 
     def start(self, order: ContainerOrder) -> list[str]:
-        locked = ["--ulimit", "memlock=-1:-1"] if order.devices else []  # RDMA locks memory
-        return self._start(order, [*(["--gpus", "all"] if order.gpus else []), *locked])
+        return self._start(order, ["--gpus", "all"] if order.gpus else [])
 
 
 class Podman(_Client):
@@ -161,7 +160,7 @@ class Podman(_Client):
 
     def start(self, order: ContainerOrder) -> list[str]:
         gpus = ["--device", "nvidia.com/gpu=all"] if order.gpus else []
-        return self._start(order, ["--pids-limit", "-1", "--ulimit", "host", *gpus])
+        return self._start(order, ["--pids-limit", "-1", *gpus])
 
 
 class Runc:

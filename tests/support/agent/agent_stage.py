@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,6 +92,14 @@ class Stage:
         assert self.agent is not None
         me = psutil.Process(self.agent.pid)
         return [me, *me.children(recursive=True)]
+
+    def processes_with(self, words: str) -> list[psutil.Process]:
+        """Those whose command line holds `words`."""
+        found = []
+        for process in self.processes():
+            with suppress(psutil.Error):  # it has ended meanwhile
+                found += [process] if words in " ".join(process.cmdline()) else []
+        return found
 
     def end(self) -> None:
         if self.agent is not None and self.agent.poll() is None:

@@ -6,6 +6,8 @@ github.com/containers/podman. An option is a flag (False) or has a value (True).
 
 from __future__ import annotations
 
+import re
+
 _RUN = {
     "--name": True, "--pull": True, "--network": True, "--ipc": True, "--user": True, "--workdir": True,
     "--security-opt": True, "--log-driver": True, "--label": True, "--mount": True, "--device": True, "--ulimit": True,
@@ -76,7 +78,7 @@ def check_run(engine: str, options: list[tuple[str, str]]) -> None:
             raise OutOfContract(f"invalid log driver: {value}")
         if name == "--label" and "=" not in value:
             raise OutOfContract(f"invalid label: {value}")
-        if name == "--ulimit" and value == "host" and engine != "podman":
+        if name == "--ulimit" and not re.fullmatch(r"[a-z]+=-?\d+(:-?\d+)?", value):
             raise OutOfContract(f"invalid ulimit argument: {value}")
         if name == "--mount":
             mount_of(value)

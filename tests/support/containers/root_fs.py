@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 SUITES = {(3, 11): "bookworm", (3, 13): "trixie"}  # Debian's releases by their Python
@@ -29,20 +30,32 @@ def why_not() -> str:
 def make() -> Path:
     """Return the folder. Raises OSError, with mmdebstrap's last lines, where it cannot be made."""
     suite = SUITES[sys.version_info[:2]]
+
+    def install(folder: Path) -> None:
+        run("mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", suite, str(folder))
+
+    return kept(f"{suite}-{PACKAGES.replace(',', '-')}", install)
+
+
+def kept(name: str, make: Callable[[Path], None]) -> Path:
+    """Return a folder that is kept between runs; `make` makes it once. Raises what `make` raises."""
     top = Path(tempfile.gettempdir(), f"spotfleet-root-fs-{os.getuid()}")
     top.mkdir(mode=0o700, exist_ok=True)
-    root = top / f"{suite}-{PACKAGES.replace(',', '-')}"
     with (top / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not root.is_dir():
+        if not (top / name).is_dir():
             fresh = top / "fresh"
             shutil.rmtree(fresh, ignore_errors=True)
-            made = subprocess.run(["mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", suite, str(fresh)],
-                                  stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=150)
-            if made.returncode:
-                raise OSError(f"mmdebstrap: {made.stderr[-500:]}")
-            fresh.rename(root)
-    return root
+            make(fresh)
+            fresh.rename(top / name)
+    return top / name
+
+
+def run(*command: str, cwd: Path | None = None) -> None:
+    """Run a command that may take a while. Raises OSError with its last lines."""
+    done = subprocess.run(command, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=170)
+    if done.returncode:
+        raise OSError(f"{command[0]}: {done.stderr[-500:]}")
 
 
 def torch_mount() -> str:

@@ -98,3 +98,36 @@ while step < args.steps:
             time.sleep(0.01)
 print(f"done at {step}: rank {hvd.rank()} of {hvd.size()}", flush=True)
 """
+
+# Stand-in for DeepSpeed's launcher, by its documentation and its `launcher/runner.py` and `launch.py`: with --no_ssh it
+# is started on each host, takes its place from --node_rank, and starts a process for each slot of its line of the file.
+DEEPSPEED = """#!/usr/bin/env python3
+import argparse, os, signal, subprocess, sys
+parser = argparse.ArgumentParser()
+parser.add_argument("--hostfile", required=True)
+parser.add_argument("--no_ssh", action="store_true", required=True)
+parser.add_argument("--node_rank", type=int, default=-1)
+parser.add_argument("--master_addr", required=True)
+parser.add_argument("--master_port", type=int, default=29500)
+parser.add_argument("--no_local_rank", action="store_true")
+parser.add_argument("script")
+parser.add_argument("args", nargs=argparse.REMAINDER)
+given = parser.parse_args()
+hosts = {}
+for line in open(given.hostfile):
+    name, slots = line.split()
+    assert slots.startswith("slots=") and name not in hosts, f"bad hostfile: {line}"
+    hosts[name] = int(slots.removeprefix("slots="))
+assert 0 <= given.node_rank < len(hosts), "Launching training without ssh, but --node_rank is not set correctly."
+counts = [*hosts.values()]
+first, size = sum(counts[:given.node_rank]), counts[given.node_rank]
+started = []
+for local in range(size):
+    env = {**os.environ, "MASTER_ADDR": given.master_addr, "MASTER_PORT": str(given.master_port),
+           "WORLD_SIZE": str(sum(counts)), "RANK": str(first + local), "LOCAL_RANK": str(local),
+           "CROSS_RANK": str(given.node_rank), "CROSS_SIZE": str(len(hosts)), "LOCAL_SIZE": str(size)}
+    local_rank = [] if given.no_local_rank else [f"--local_rank={local}"]
+    started.append(subprocess.Popen([sys.executable, "-u", given.script, *local_rank, *given.args], env=env))
+signal.signal(signal.SIGTERM, lambda *_: [process.terminate() for process in started])
+sys.exit(max(abs(process.wait()) for process in started))
+"""
