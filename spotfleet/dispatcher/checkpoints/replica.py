@@ -1,6 +1,7 @@
 """Replica of checkpoints at the target, a folder that outlives this machine: copied there, and fetched when needed.
 
     kept here, not there --copy--> there, its record last; then all but the newest `keep` are dropped there
+    written there by hosts --take--> in place there, its record last, and kept here without its files
     no worker holds the state --look--> a newer one is there --fetch--> checked in transfer; wrong twice: dropped there
                                    '-- without the proofs of `seals.py`: refused, stays there, and an event names it
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,11 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from spotfleet.dispatcher.checkpoints.store import CheckpointStore
+from spotfleet.dispatcher.checkpoints.store import CheckpointStore, Outdated
 from spotfleet.dispatcher.checkpoints.target_folder import TargetFolder
-from spotfleet.dispatcher.disk.records import age, name_of
+from spotfleet.dispatcher.disk.records import age, lies_at_target, name_of
+from spotfleet.errors import DiskFull
 from spotfleet.protocol.messages import Checkpoint
-from spotfleet.storage.folder import fleet_store
+from spotfleet.storage.folder import PROBE, PROBE_BYTES, fleet_store
 from spotfleet.transport.boot import DispatcherBoot
 
 log = logging.getLogger(__name__)
@@ -36,6 +39,7 @@ LOOK_LIMIT_S = 30.0
 STALL_S = 60.0
 AGAIN_S = 10.0  # pause after a copy that failed
 LOOK_AGAIN_S = 1.0
+LAST = 10**15  # above every version
 T = TypeVar("T")
 
 
@@ -68,6 +72,8 @@ class Replica:
         self._copied: dict[str, tuple[Checkpoint, ...]] = {}  # job -> the checkpoints kept here when all were copied
         self._again_at: dict[str, float] = {}
         self._moved_at = 0.0
+        self._probe, self._probe_at = secrets.token_hex(PROBE_BYTES // 2), 0.0
+        self.probe = ""  # what the probe at the target has; "" until it is there
 
     def close(self) -> None:
         for pool in (self._out, self._in):
@@ -88,13 +94,56 @@ class Replica:
         self._copied = {job: kept for job, kept in self._copied.items() if job in known}
         self._again_at = {job: at for job, at in self._again_at.items() if job in known}
 
+    async def show_probe(self) -> None:
+        """Write the probe, by which hosts recognise this target; again after a while where it cannot be written."""
+        if self.probe or time.monotonic() < self._probe_at:
+            return
+        self._probe_at = time.monotonic() + AGAIN_S
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._out, self._write_probe)
+        except OSError as error:
+            log.warning("%s: hosts send checkpoints to the dispatcher: %s", self._target, error)
+        else:
+            self.probe = self._probe
+
+    def _write_probe(self) -> None:
+        if not Path(self._target).is_dir():
+            raise FileNotFoundError(f"{self._target} is no folder; is it mounted?")
+        self._durable.put(PROBE, [self._probe.encode()])
+
+    async def take(self, job: str, store: CheckpointStore, fence: Callable[[], int]) -> Checkpoint | None:
+        """Take the newest checkpoint that hosts have written to the target, once it is complete; return it."""
+        store.to_look, newest = False, store.newest
+        above = max(age(newest) if newest is not None else (-1, -1), (fence() - 1, LAST))
+        folder = TargetFolder(self._durable, self._target, job, store.seals)
+        try:
+            taken = await asyncio.get_running_loop().run_in_executor(
+                self._out, folder.take, above, store.parts.pieces())
+            for refused, why in folder.refused:
+                store.refuse(refused, f"at {self._target} {why}")
+            for late in folder.late:
+                store.parts.is_late(age(late), age(folder.newest or late))
+            if taken is None:
+                return None
+            store.add_at_target(taken, fence())
+            store.to_look = True  # what is left of its arrival can be removed now
+        except Outdated:
+            return None  # a newer generation has begun meanwhile: it is pruned there
+        except (OSError, DiskFull) as error:
+            store.to_look = True
+            store.remark = f"{self._target} cannot be read: {error}"
+            log.warning("checkpoints of %s: %s", job, store.remark)
+            await asyncio.sleep(LOOK_AGAIN_S)
+            return None
+        return taken
+
     async def copy(self, job: str, store: CheckpointStore) -> None:
         """Copy the kept checkpoints to the target; a failure is reported in `store.remark`, and tried again."""
         kept = store.kept
-        files = {c: store.path(c) for c in kept}
+        files = {c: store.path(c) for c in kept if not lies_at_target(c)}
         folder = TargetFolder(self._durable, self._target, job, store.seals)
         try:
-            damaged, floor = await asyncio.get_running_loop().run_in_executor(
+            damaged, whole = await asyncio.get_running_loop().run_in_executor(
                 self._out, _bring_up, folder, files, store.keep)
         except OSError as error:
             store.remark = f"not copied to {self._target}: {error.strerror or error}"
@@ -103,8 +152,13 @@ class Replica:
             return
         for checkpoint in damaged:
             store.recheck(checkpoint)
-        if not damaged:
-            self._copied[job], store.remark, store.floor = kept, "", floor
+        there = {(name_of(c), c.digest) for c in whole}
+        gone = [c for c in kept if lies_at_target(c) and (name_of(c), c.digest) not in there and c in store.kept]
+        for checkpoint in gone:
+            store.set_aside(checkpoint, f"its record at {self._target} is gone or carries no right seal")
+        if not damaged and not gone:
+            self._copied[job], store.remark = kept, ""
+            store.floor = min((c.serial for c in whole), default=0)
 
     # ---- from the target
 
@@ -128,9 +182,14 @@ class Replica:
         store.remark = ""
         for refused, why in folder.refused:
             store.refuse(refused, f"at {self._target} {why}")
+        wanted = store.to_bring
+        if wanted is not None and name_of(wanted) not in map(name_of, remote):
+            store.set_aside(wanted, f"it is no longer at {self._target}")
+            wanted = None
         try:
             for checkpoint in reversed(remote):
-                if store.newest is not None and age(checkpoint) <= age(store.newest):
+                if store.newest is not None and age(checkpoint) <= age(store.newest) and (
+                        wanted is None or name_of(checkpoint) != name_of(wanted)):
                     break
                 if await self._fetch(job, folder, checkpoint, store):
                     break
@@ -150,7 +209,9 @@ class Replica:
                 store.add(found)
                 log.info("%s: checkpoint %s is back from %s", job, checkpoint.version, self._target)
                 return True
-        store.lose(checkpoint, f"its copy at {self._target}, {folder.wrong}, has another digest")
+        kept = next((c for c in store.kept if lies_at_target(c) and name_of(c) == name_of(checkpoint)), None)
+        (store.lose if kept is None else store.set_aside)(
+            kept or checkpoint, f"its copy at {self._target}, {folder.wrong}, has another digest")
         with contextlib.suppress(OSError):  # if it stays, it is found and rejected again
             await self._within(LOOK_LIMIT_S, lambda: folder.drop(checkpoint))
         return False
@@ -173,8 +234,9 @@ class Replica:
         self._moved_at = time.monotonic()
 
 
-def _bring_up(folder: TargetFolder, files: dict[Checkpoint, Path], keep: int) -> tuple[list[Checkpoint], int]:
-    """Synchronise the target; return our own files that are wrong, and the lowest serial number there."""
+def _bring_up(folder: TargetFolder, files: dict[Checkpoint, Path],
+              keep: int) -> tuple[list[Checkpoint], list[Checkpoint]]:
+    """Synchronise the target; return our own files that are wrong, and the checkpoints there that count."""
     wanted, damaged = diff(files, folder.whole(), folder.names(), keep), []
     for checkpoint in wanted.copy:
         try:
@@ -188,4 +250,4 @@ def _bring_up(folder: TargetFolder, files: dict[Checkpoint, Path], keep: int) ->
         for checkpoint in wanted.drop:
             folder.drop(checkpoint)
         folder.release()
-    return damaged, min((c.serial for c in folder.whole()), default=0)
+    return damaged, folder.whole()
