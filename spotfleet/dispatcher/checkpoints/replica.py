@@ -63,12 +63,14 @@ def diff(here: Iterable[Checkpoint], remote: Iterable[Checkpoint], names: Iterab
 
 
 class Replica:
-    """Synchronisation with the target. Used on the loop; two threads access the target, one for each direction."""
+    """Synchronisation with the target. Used on the loop; three threads access the target: one for each direction, and
+    one for what hosts have written there."""
 
     def __init__(self, boot: DispatcherBoot) -> None:
         self._target = boot.spec.checkpoint.folder
         self._durable = fleet_store(self._target, boot.fleet, boot.ca)
         self._out, self._in = ThreadPoolExecutor(1, "replica-out"), ThreadPoolExecutor(1, "replica-in")
+        self._take = ThreadPoolExecutor(1, "replica-take")
         self._copied: dict[str, tuple[Checkpoint, ...]] = {}  # job -> the checkpoints kept here when all were copied
         self._again_at: dict[str, float] = {}
         self._moved_at = 0.0
@@ -76,7 +78,7 @@ class Replica:
         self.probe = ""  # what the probe at the target has; "" until it is there
 
     def close(self) -> None:
-        for pool in (self._out, self._in):
+        for pool in (self._out, self._in, self._take):
             pool.shutdown(wait=False, cancel_futures=True)
 
     # ---- to the target
@@ -100,7 +102,7 @@ class Replica:
             return
         self._probe_at = time.monotonic() + AGAIN_S
         try:
-            await asyncio.get_running_loop().run_in_executor(self._out, self._write_probe)
+            await asyncio.get_running_loop().run_in_executor(self._take, self._write_probe)
         except OSError as error:
             log.warning("%s: hosts send checkpoints to the dispatcher: %s", self._target, error)
         else:
@@ -113,28 +115,28 @@ class Replica:
 
     async def take(self, job: str, store: CheckpointStore, fence: Callable[[], int]) -> Checkpoint | None:
         """Take the newest checkpoint that hosts have written to the target, once it is complete; return it."""
-        store.to_look, newest = False, store.newest
+        store.to_look, newest, written = False, store.newest, store.written
         above = max(age(newest) if newest is not None else (-1, -1), (fence() - 1, LAST))
         folder = TargetFolder(self._durable, self._target, job, store.seals)
         try:
             taken = await asyncio.get_running_loop().run_in_executor(
-                self._out, folder.take, above, store.parts.pieces())
+                self._take, folder.take, above, store.parts.pieces())
             for refused, why in folder.refused:
                 store.refuse(refused, f"at {self._target} {why}")
             for late in folder.late:
                 store.parts.is_late(age(late), age(folder.newest or late))
-            if taken is None:
-                return None
-            store.add_at_target(taken, fence())
-            store.to_look = True  # what is left of its arrival can be removed now
+            if taken is not None:
+                store.add_at_target(taken, fence())
+                store.to_look = True  # what is left of its arrival can be removed now
         except Outdated:
-            return None  # a newer generation has begun meanwhile: it is pruned there
+            taken = None  # a newer generation has begun meanwhile: it is pruned there
         except (OSError, DiskFull) as error:
             store.to_look = True
             store.remark = f"{self._target} cannot be read: {error}"
             log.warning("checkpoints of %s: %s", job, store.remark)
-            await asyncio.sleep(LOOK_AGAIN_S)
+            await asyncio.sleep(AGAIN_S)
             return None
+        store.looked = written
         return taken
 
     async def copy(self, job: str, store: CheckpointStore) -> None:

@@ -48,6 +48,7 @@ from spotfleet.storage.checkpoint_folder import problem_in
 log = logging.getLogger(__name__)
 LIMIT_BYTES = 256 << 30
 SHA256 = re.compile("[0-9a-f]{64}")
+LOOK_LIMIT_S, LOOK_S = 20.0, 0.02  # an agent waits 30 s for an answer
 DOUBT_S = 30.0  # hosts' reports of damage make us read a file again at most once in this time
 MOST_REFUSALS = 32  # events about refused checkpoints of one job, in this process: a host could invent names
 
@@ -83,6 +84,7 @@ class CheckpointStore:
         self.probe = ""  # what the target's probe has; "" until it is there
         self.mounted = False  # all hosts of the job see the target
         self.to_look = True  # hosts may have written files to the target that are not in place
+        self.written = self.looked = 0  # number of files that hosts wrote there; those that a look has included
         self._probes: dict[str, str] = {}  # as hosts have read it
         self._doubted: Checkpoint | None = None  # at the target: a host could not read it there
         self.awaited = False  # the target had one at the takeover: read it before any restart from scratch
@@ -183,11 +185,16 @@ class CheckpointStore:
 
     # ---- arrival
 
-    def has_come_to_target(self, offered: Checkpoint, fence: int) -> None:
-        """Record that a host has written a file of a checkpoint to the target. Raises Outdated as `put` does."""
+    async def has_come_to_target(self, offered: Checkpoint, fence: int) -> bool:
+        """Record that a host has written a file of a checkpoint to the target, and wait until the checkpoint is kept if
+        it is whole now; return False if that takes longer than LOOK_LIMIT_S. Raises Outdated as `put` does."""
         self._refuse_outdated(offered, fence)
         self._refuse_unordered(offered)
-        self.to_look = True
+        self.to_look, self.written = True, self.written + 1
+        mine, until = self.written, time.monotonic() + LOOK_LIMIT_S
+        while self.looked < mine and time.monotonic() < until:
+            await asyncio.sleep(LOOK_S)
+        return self.looked >= mine
 
     async def put(self, offered: Checkpoint, fence: Callable[[], int],
                   chunks: AsyncIterator[bytes]) -> Checkpoint | None:

@@ -162,9 +162,13 @@ class TargetFolder:
         folder = f"jobs/{self._job}/{ARRIVING}/"
         stems = {name.removeprefix(folder).partition(".")[0] for name in self._durable.names(folder[:-1])}
         arriving, pieces = sorted(filter(None, map(named, stems)), key=age, reverse=True), list(here)
-        coming = [c for c in arriving if age(c) > above]
-        self.refused, self.late, self.newest = [], coming[MOST_ARRIVING:], next(iter(coming), None)
-        for checkpoint in [c for c in arriving if age(c) <= above] + self.late:
+        self.refused, self.late, self.newest = [], [], None
+        if not arriving:
+            return None
+        least = next(map(age, reversed(self.whole())), (-1, -1))  # after a takeover none may be known here
+        coming = [c for c in arriving if age(c) > above and age(c) >= least]
+        self.late, self.newest = coming[MOST_ARRIVING:], next(iter(coming), None)
+        for checkpoint in [c for c in arriving if c not in coming] + self.late:
             self._clear_arriving(checkpoint)
         for checkpoint in coming[:MOST_ARRIVING]:
             for piece in [p for p in pieces if name_of(p) == name_of(checkpoint)]:

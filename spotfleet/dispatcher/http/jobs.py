@@ -172,7 +172,8 @@ async def put_checkpoint(request: web.Request) -> web.Response:
     if request.query.get("at") == "target":
         if not found.checkpoints.probe or not offered.name:
             raise web.HTTPPreconditionFailed(text="the dispatcher has no such target mounted: send the file")
-        found.checkpoints.has_come_to_target(offered, found.record.fence)
+        if not await found.checkpoints.has_come_to_target(offered, found.record.fence):
+            raise web.HTTPServiceUnavailable(text="the checkpoint target does not answer")
         unsent.note_checkpoint(host, time.monotonic(), right=True)
         return web.json_response(to_json(offered))
     try:

@@ -166,10 +166,36 @@ def test_an_older_one_that_is_put_there_again_and_one_of_a_replaced_generation_d
     write(site, made(site, 40))
     assert take(site, fence=NEWEST + 1) is None and arriving(site) == []
     with pytest.raises(Outdated):
-        site.store.has_come_to_target(whole(made(site, 40)), NEWEST + 1)
+        asyncio.run(site.store.has_come_to_target(whole(made(site, 40)), NEWEST + 1))
     ordered = made(site, 40, NEWEST + 1, replace(site.member(), grant=""))
     with pytest.raises(Outdated, match="ordered"):
-        site.store.has_come_to_target(whole(ordered), 0)
+        asyncio.run(site.store.has_come_to_target(whole(ordered), 0))
+
+
+def test_a_new_dispatcher_takes_nothing_older_than_what_is_sealed_there(site: Site):
+    write(site, made(site, 30))
+    take(site)
+    successor = site.successor()
+    write(successor, made(site, 25))
+    assert take(successor) is None and arriving(site) == [] and successor.store.newest is None
+    assert successor.restore() == (30, [])
+
+
+def test_a_host_is_answered_once_the_dispatcher_has_looked(site: Site, monkeypatch):
+    """The job's end follows the answer, and nothing is taken after that."""
+    found, replica = write(site, made(site, 30)), Replica(site.boot)
+
+    async def main() -> None:
+        answer = asyncio.create_task(site.store.has_come_to_target(found, 0))
+        await asyncio.sleep(0)
+        assert not answer.done() and site.store.to_look
+        await replica.take(site.job, site.store, lambda: 0)
+        assert await answer is True and site.store.newest_version == 30
+        monkeypatch.setattr("spotfleet.dispatcher.checkpoints.store.LOOK_LIMIT_S", 0.0)
+        assert await site.store.has_come_to_target(found, 0) is False
+
+    asyncio.run(main())
+    replica.close()
 
 
 def test_a_file_with_the_size_of_the_manifest_and_other_bytes_is_found_before_it_is_used(site: Site):
