@@ -74,7 +74,7 @@ class Replica:
         self._copied: dict[str, tuple[Checkpoint, ...]] = {}  # job -> the checkpoints kept here when all were copied
         self._again_at: dict[str, float] = {}
         self._moved_at = 0.0
-        self._probe, self._probe_at = secrets.token_hex(PROBE_BYTES // 2), 0.0
+        self._probe_at = 0.0  # monotonic: when to look at it again
         self.probe = ""  # what the probe at the target has; "" until it is there
 
     def close(self) -> None:
@@ -97,21 +97,26 @@ class Replica:
         self._again_at = {job: at for job, at in self._again_at.items() if job in known}
 
     async def show_probe(self) -> None:
-        """Write the probe, by which hosts recognise this target; again after a while where it cannot be written."""
-        if self.probe or time.monotonic() < self._probe_at:
+        """Write the probe, by which hosts recognise this target, and look each AGAIN_S whether it is still there.
+        Without its mount a folder looks empty: then another probe is written, which hosts on the mount do not have."""
+        if time.monotonic() < self._probe_at:
             return
-        self._probe_at = time.monotonic() + AGAIN_S
         try:
-            await asyncio.get_running_loop().run_in_executor(self._take, self._write_probe)
+            self.probe = await asyncio.get_running_loop().run_in_executor(self._take, self._keep_probe)
         except OSError as error:
             log.warning("%s: hosts send checkpoints to the dispatcher: %s", self._target, error)
-        else:
-            self.probe = self._probe
+            self.probe = ""
+        self._probe_at = time.monotonic() + AGAIN_S
 
-    def _write_probe(self) -> None:
+    def _keep_probe(self) -> str:
         if not Path(self._target).is_dir():
             raise FileNotFoundError(f"{self._target} is no folder; is it mounted?")
-        self._durable.put(PROBE, [self._probe.encode()])
+        with contextlib.suppress(FileNotFoundError):
+            if self.probe and b"".join(self._durable.get(PROBE, end=PROBE_BYTES)) == self.probe.encode():
+                return self.probe
+        probe = secrets.token_hex(PROBE_BYTES // 2)
+        self._durable.put(PROBE, [probe.encode()])
+        return probe
 
     async def take(self, job: str, store: CheckpointStore, fence: Callable[[], int]) -> Checkpoint | None:
         """Take the newest checkpoint that hosts have written to the target, once it is complete; return it."""
@@ -145,7 +150,7 @@ class Replica:
         files = {c: store.path(c) for c in kept if not lies_at_target(c)}
         folder = TargetFolder(self._durable, self._target, job, store.seals)
         try:
-            damaged, whole = await asyncio.get_running_loop().run_in_executor(
+            damaged, floor = await asyncio.get_running_loop().run_in_executor(
                 self._out, _bring_up, folder, files, store.keep)
         except OSError as error:
             store.remark = f"not copied to {self._target}: {error.strerror or error}"
@@ -154,13 +159,8 @@ class Replica:
             return
         for checkpoint in damaged:
             store.recheck(checkpoint)
-        there = {(name_of(c), c.digest) for c in whole}
-        gone = [c for c in kept if lies_at_target(c) and (name_of(c), c.digest) not in there and c in store.kept]
-        for checkpoint in gone:
-            store.set_aside(checkpoint, f"its record at {self._target} is gone or carries no right seal")
-        if not damaged and not gone:
-            self._copied[job], store.remark = kept, ""
-            store.floor = min((c.serial for c in whole), default=0)
+        if not damaged:
+            self._copied[job], store.remark, store.floor = kept, "", floor
 
     # ---- from the target
 
@@ -186,7 +186,10 @@ class Replica:
             store.refuse(refused, f"at {self._target} {why}")
         wanted = store.to_bring
         if wanted is not None and name_of(wanted) not in map(name_of, remote):
-            store.set_aside(wanted, f"it is no longer at {self._target}")
+            if not remote:  # it may be another folder, without its mount
+                store.remark = f"checkpoint {wanted.version} is not at {self._target}: is it mounted?"
+                return False
+            store.set_aside(wanted, f"its record at {self._target} is gone or carries no right seal")
             wanted = None
         try:
             for checkpoint in reversed(remote):
@@ -236,9 +239,8 @@ class Replica:
         self._moved_at = time.monotonic()
 
 
-def _bring_up(folder: TargetFolder, files: dict[Checkpoint, Path],
-              keep: int) -> tuple[list[Checkpoint], list[Checkpoint]]:
-    """Synchronise the target; return our own files that are wrong, and the checkpoints there that count."""
+def _bring_up(folder: TargetFolder, files: dict[Checkpoint, Path], keep: int) -> tuple[list[Checkpoint], int]:
+    """Synchronise the target; return our own files that are wrong, and the lowest serial number there."""
     wanted, damaged = diff(files, folder.whole(), folder.names(), keep), []
     for checkpoint in wanted.copy:
         try:
@@ -252,4 +254,4 @@ def _bring_up(folder: TargetFolder, files: dict[Checkpoint, Path],
         for checkpoint in wanted.drop:
             folder.drop(checkpoint)
         folder.release()
-    return damaged, folder.whole()
+    return damaged, min((c.serial for c in folder.whole()), default=0)

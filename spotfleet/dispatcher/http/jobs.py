@@ -173,7 +173,7 @@ async def put_checkpoint(request: web.Request) -> web.Response:
         if not found.checkpoints.probe or not offered.name:
             raise web.HTTPPreconditionFailed(text="the dispatcher has no such target mounted: send the file")
         if not await found.checkpoints.has_come_to_target(offered, found.record.fence):
-            raise web.HTTPServiceUnavailable(text="the checkpoint target does not answer")
+            raise web.HTTPPreconditionFailed(text="the checkpoint target does not answer: send the file")
         unsent.note_checkpoint(host, time.monotonic(), right=True)
         return web.json_response(to_json(offered))
     try:

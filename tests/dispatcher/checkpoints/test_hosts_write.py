@@ -4,11 +4,13 @@ place and seals them, and nothing else there counts."""
 from __future__ import annotations
 
 import asyncio
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from spotfleet.dispatcher.checkpoints import replica as replica_module
 from spotfleet.dispatcher.checkpoints.archive_files import ArchiveFiles, TargetGlance, _newest_checkpoint
 from spotfleet.dispatcher.checkpoints.replica import Replica
 from spotfleet.dispatcher.checkpoints.seals import SealKey
@@ -229,7 +231,7 @@ def test_hosts_that_do_not_see_the_target_get_it_from_the_dispatcher(site: Site)
 
 
 @pytest.mark.parametrize("gone", ["json", "forged"])
-def test_one_whose_seal_is_gone_from_the_target_is_set_aside(site: Site, gone: str):
+def test_one_whose_seal_is_gone_from_the_target_is_not_brought_back(site: Site, gone: str):
     write(site, made(site, 30))
     take(site)
     site.replicate()
@@ -238,10 +240,39 @@ def test_one_whose_seal_is_gone_from_the_target_is_set_aside(site: Site, gone: s
         record.unlink()
     else:
         record.write_text(record.read_text().replace('"seal": "', '"seal": "0'))
-    write(site, made(site, 40))
+    version, lost = site.restore()
+    assert version == 20 and {v for v, _ in lost} == {30}
+
+
+def test_a_target_that_looks_empty_without_its_mount_costs_no_checkpoint(site: Site, monkeypatch):
+    monkeypatch.setattr(replica_module, "AGAIN_S", 0.0)
+    monkeypatch.setattr(replica_module, "LOOK_AGAIN_S", 0.0)
+    write(site, made(site, 30))
     take(site)
     site.replicate()
-    assert [c.version for c in site.store.kept] == [40]
+    replica, away = Replica(site.boot), site.target.with_name("away")
+    asyncio.run(replica.show_probe())
+    first = replica.probe
+    asyncio.run(replica.show_probe())
+    assert replica.probe == first
+    site.store._kept = [c for c in site.store.kept if lies_at_target(c)]
+    site.target.rename(away)
+    site.target.mkdir()  # the mount point
+    asyncio.run(replica.show_probe())
+    assert replica.probe not in ("", first)  # hosts on the mount send checkpoints to the dispatcher
+
+    def look() -> None:
+        asyncio.run(replica.copy(site.job, site.store))
+        site.store.need(True)
+        asyncio.run(replica.fetch_newer(site.job, site.store))
+
+    look()
+    assert [c.version for c in site.store.kept] == [30] and "is it mounted?" in site.store.remark and site.store.seeks
+    shutil.rmtree(site.target)
+    away.rename(site.target)
+    look()
+    replica.close()
+    assert [c.version for c in site.store.kept] == [30] and not site.store.seeks
 
 
 def test_hosts_that_write_slower_than_checkpoints_are_made_do_not_fill_the_target(site: Site):
