@@ -49,7 +49,8 @@ class Agent:
         self._clock_wanted = False  # by the dispatcher
         self._renewing: set[asyncio.Task[None]] = set()
         endpoint = DispatcherEndpoint(boot.dispatcher, tag_reader(boot.provider, metadata_url(), DISPATCHER_TAG))
-        self._transfers = transfers = Transfers(open_session(boot, self._source), endpoint, TargetCopies(boot))
+        self._target = TargetCopies(boot)
+        self._transfers = transfers = Transfers(open_session(boot, self._source), endpoint, self._target)
         self._link = DispatcherLink(self._session, endpoint, self._report, self._receive)
         self._zygote = ZygoteClient(self._link.changed)
         self._notices = NoticeWatch(boot.provider, metadata_url(), self._link.changed)
@@ -78,7 +79,7 @@ class Agent:
             asyncio.get_running_loop().add_signal_handler(signum, stop.set)
         await self._sockets.start()
         components = (self._zygote, self._link, self._sockets, self._checkpoints, self._notices, self._shutdown,
-                      self._gpus, self._containers)
+                      self._gpus, self._containers, self._target)
         parts = [asyncio.create_task(part.run(), name=type(part).__name__) for part in components]
         stopped = asyncio.create_task(stop.wait())
         try:
@@ -107,7 +108,8 @@ class Agent:
             held=self._workers.held(), damaged=self._workers.damaged(),
             clock=round(time.time(), 1) if self._clock_wanted else 0.0,
             unsent=self._workers.unsent() + self._checkpoints.unsent(self._shutdown.is_stored),
-            boot=self._booting.stages(connected=self._link.orders_received > 0), gpus=self._gpus.readings)
+            boot=self._booting.stages(connected=self._link.orders_received > 0), gpus=self._gpus.readings,
+            target=self._target.probe)
 
     def _move(self) -> None:
         """Apply the host's new address: push orders to the workers, and open a new session."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +32,7 @@ log = logging.getLogger("spotfleet.agent")
 
 RETRYABLE = (aiohttp.ClientError, OSError, asyncio.TimeoutError)  # the dispatcher is away or answers 5xx: try again
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 2.0
+NOT_THERE = 412  # status: this file of a checkpoint is not at the mounted target
 ASKED_AT_ONCE = 5000  # digests; a request may have 4 MiB
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=30)
 
@@ -203,12 +206,31 @@ class Transfers:
                              opened: Callable[[BinaryIO], None] = lambda body: None) -> int:
         """Upload one file of a checkpoint; return the status. `opened` receives the open file, whose position is the
         progress."""
+        return await self._put(self._checkpoint_url(job, made), file, opened)
+
+    def _checkpoint_url(self, job: str, made: Checkpoint, **more: str) -> URL:
         part: dict[str, str | int] = {"part": made.part, "parts": made.parts} if made.parts > 1 else {}
         part |= {"name": made.name} if made.name else {}
         grant = {"grant": made.grant} if made.grant else {}
-        url = self._url("jobs", job, "checkpoints", str(made.version), generation=made.generation, digest=made.digest,
-                        **part, **grant)
-        return await self._put(url, file, opened)
+        return self._url("jobs", job, "checkpoints", str(made.version), generation=made.generation,
+                         digest=made.digest, **part, **grant, **more)
+
+    async def put_at_target(self, job: str, made: Checkpoint, file: Path, opened: Callable[[BinaryIO], None]) -> int:
+        """Write one file of a checkpoint to the mounted target and report it to the dispatcher; return the status,
+        NOT_THERE if it is not there. `opened` as in `put_checkpoint`."""
+        progress = io.BytesIO()
+        opened(progress)
+
+        def on_bytes(size: int) -> None:
+            progress.seek(size, os.SEEK_CUR)
+
+        if self._copies is None or not await self._copies.put(job, made, file, on_bytes):
+            return NOT_THERE
+        url = self._checkpoint_url(job, made, at="target")
+        async with self._session.put(url) as answer:
+            if answer.status >= 500:
+                answer.raise_for_status()
+            return answer.status
 
     async def post_output(self, job: str, worker: str, body: bytes) -> tuple[int, dict[str, Any]]:
         """Post pieces of an output folder; return the status and the answer.

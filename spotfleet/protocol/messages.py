@@ -256,6 +256,7 @@ class AgentReport:
     unsent: tuple[Unsent, ...] | None = None  # None: an older agent, which does not report it
     boot: BootStages | None = None  # the parts that the host measures; None: an older agent
     gpus: tuple[GpuReading, ...] = ()  # read each 10 s; none where the host has no nvidia-smi
+    target: str = ""  # the dispatcher's probe, as this host reads it at the mounted checkpoint target; "": it cannot
 
 
 @dataclass(frozen=True)
@@ -277,6 +278,7 @@ class SlotOrder:
     local_rank: int
     orders: WorkerOrders
     gang: GangOrder | None = None  # with an assignment of rank 0 or more: the process may start
+    mounted: bool = False  # all hosts of the job see the mounted checkpoint target: put its checkpoints' files there
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
     TARGET/FLEET-FINGERPRINT/ledger, jobs/JOB/sealed, bundles    see `dispatcher/checkpoints/backup.py`
     TARGET/FLEET-FINGERPRINT/jobs/JOB/checkpoints/VERSION-GENERATION/FILE    with its sealed record in a .json beside it
     TARGET/FLEET-FINGERPRINT/jobs/JOB/quarantine/VERSION-GENERATION.parts/FILE-SHA256    by hosts without a dispatcher
+    TARGET/FLEET-FINGERPRINT/jobs/JOB/arriving/VERSION-GENERATION.parts/FILE-SHA256    by hosts, for the dispatcher
+    TARGET/FLEET-FINGERPRINT/probe    by the dispatcher: hosts that read it see the same folder
     TARGET/FLEET-FINGERPRINT/jobs/JOB/*/VERSION-GENERATION.ckpt, .parts/PART-PARTS-SHA256    by an earlier release: read
     TARGET/FLEET-FINGERPRINT/jobs/JOB/left/WORKER.tar.gz    output and log of a worker whose host ended itself
 
@@ -28,6 +30,9 @@ from spotfleet.storage.store import CHUNK_BYTES, StoreEntry, check_key
 FINGERPRINT_CHARS = 12
 OF_CHECKPOINT = re.compile(r"(?:.*/)?(\d{1,15})-(\d{1,15})\.parts/(\d{1,4})-(\d{1,4})-([0-9a-f]{64})")
 QUARANTINE = "quarantine"
+ARRIVING = "arriving"
+PROBE = "probe"
+PROBE_BYTES = 64
 PART = re.compile(r"\..+\.\d+\.part")
 STALE_S = 3600.0  # age after which an unfinished file counts as abandoned
 
@@ -125,6 +130,11 @@ def quarantine_name(job: str, made: Checkpoint) -> str:
     if made.name:
         return f"{stem}.parts/{made.name}-{made.digest}"
     return f"{stem}.parts/{made.part}-{made.parts}-{made.digest}" if made.parts > 1 else f"{stem}.ckpt"
+
+
+def arriving_name(job: str, made: Checkpoint) -> str:
+    """Return the name of one file of a checkpoint that a host has written, until the dispatcher puts it in place."""
+    return f"jobs/{job}/{ARRIVING}/{made.version}-{made.generation}.parts/{made.name}-{made.digest}"
 
 
 def record_name(name: str) -> str:

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from spotfleet.agent.transfer import FIRST_BACKOFF_S, LAST_BACKOFF_S, RETRYABLE, Transfers, retry_until_answered
+from spotfleet.agent.transfer import (
+    FIRST_BACKOFF_S,
+    LAST_BACKOFF_S,
+    NOT_THERE,
+    RETRYABLE,
+    Transfers,
+    retry_until_answered,
+)
 from spotfleet.protocol.messages import Checkpoint, Unsent
 from spotfleet.retry import Backoff
 from spotfleet.storage.checkpoint_folder import link_files
@@ -97,6 +104,7 @@ class LogShipper:
 class _Upload:
     checkpoint: Checkpoint  # as the worker reported it; its path is a link
     files: list[Checkpoint]  # all that it stands for, in the order in which they are sent
+    mounted: bool = False  # they are written to the mounted target
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     body: BinaryIO | None = None  # the file that is being sent
     arrived: int = 0  # bytes of the files that have arrived
@@ -156,8 +164,9 @@ class CheckpointShipper:
         self._newest: dict[str, _Newest] = {}
         self._work = asyncio.Event()
 
-    def offer(self, job: str, checkpoint: Checkpoint, folder: Path) -> None:
-        """Queue a checkpoint that a worker has written; `folder` holds the uploader's link to the file."""
+    def offer(self, job: str, checkpoint: Checkpoint, folder: Path, mounted: bool = False) -> None:
+        """Queue a checkpoint that a worker has written; `folder` holds the uploader's link to the file. `mounted`: it
+        goes to the mounted target, and what cannot be written there to the dispatcher."""
         newest, age = self._newest.get(job) or _Newest(), _age(checkpoint)
         known = age < newest.age or (age == newest.age and checkpoint.part in newest.parts)
         if known or not checkpoint.path or checkpoint.url:  # workers write to the object store themselves
@@ -179,7 +188,7 @@ class CheckpointShipper:
                 del self._waiting[key]
                 other.settled.set()
         own = next(file for file in files if file.name == checkpoint.name)
-        self._waiting[job, checkpoint.part] = _Upload(own, files)
+        self._waiting[job, checkpoint.part] = _Upload(own, files, mounted)
         self._work.set()
 
     def waiting(self) -> list[tuple[str, Checkpoint]]:
@@ -220,7 +229,11 @@ class CheckpointShipper:
         job, backoff, tries = key[0], Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S), 0
         while self._waiting.get(key) is upload:
             try:
-                status = await self._transfers.put_checkpoint(job, file, Path(file.path), upload.opened)
+                status = NOT_THERE
+                if upload.mounted:
+                    status = await self._transfers.put_at_target(job, file, Path(file.path), upload.opened)
+                if status == NOT_THERE:
+                    status = await self._transfers.put_checkpoint(job, file, Path(file.path), upload.opened)
             except FileNotFoundError:  # overtaken or removed: a retry would loop
                 return False
             except RETRYABLE as error:

@@ -180,7 +180,7 @@ class AgentWorker:
         """Offer the newest checkpoint that it has written for upload, unless that is done."""
         if self.report.checkpoint is not None:
             uploads = self._folder.parent.parent / "uploads"
-            self._host.checkpoints.offer(self.order.job, self.report.checkpoint, uploads)
+            self._host.checkpoints.offer(self.order.job, self.report.checkpoint, uploads, self.order.mounted)
 
     def attached(self, *, yes: bool) -> None:
         """Record whether a connection of its process is open."""

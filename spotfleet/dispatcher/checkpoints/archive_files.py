@@ -20,7 +20,7 @@ from spotfleet.dispatcher.checkpoints import archive
 from spotfleet.dispatcher.checkpoints.archive import Content
 from spotfleet.dispatcher.disk import partials
 from spotfleet.dispatcher.disk.logs import whole_logs
-from spotfleet.dispatcher.disk.records import Seen, age, name_of, named, read_record, seen_at
+from spotfleet.dispatcher.disk.records import AT_TARGET, Seen, age, lies_at_target, name_of, named, read_record, seen_at
 from spotfleet.dispatcher.disk.space import is_full
 from spotfleet.errors import DiskFull
 from spotfleet.fleet.ledger import Ledger
@@ -80,7 +80,7 @@ class ArchiveFiles:
         has compared with their records, as they were then."""
         sizes = [content.size() for _, content in self._plain(job)]
         newest = [found[0] for folder in ([] if job else self._jobs("")) if (found := _records(folder))]
-        sizes += [checkpoint.bytes for checkpoint in newest if not checkpoint.url]
+        sizes += [checkpoint.bytes for checkpoint in newest if not checkpoint.url or lies_at_target(checkpoint)]
         send(line(ArchiveHead(len(sizes), sum(sizes), now)))
         sent_at = time.monotonic()
 
@@ -194,6 +194,9 @@ def _content_of(folder: Path, kind: str, names: list[str], logs: dict[Path, dict
     if kind == "checkpoints" and ((len(names) == 1 and names[0].endswith(".ckpt"))
                                   or (len(names) == 2 and named(names[0]) is not None and is_file_name(names[1]))):
         path = folder / kind / "/".join(names)
+        record = read_record(folder / kind / f"{names[0]}.json") if len(names) == 2 else None
+        if record is not None and lies_at_target(record):
+            path = _place_of(folder, record) / names[1]
         return Content([path]) if path.is_file() else None
     if kind == "outputs" and len(names) >= 2 and names[0] == archive.FOLDER:
         path = folder.joinpath(*names)
@@ -216,9 +219,13 @@ def _newest_checkpoint(folder: Path, verified: Mapping[Path, Seen], target: Targ
     store."""
     for checkpoint in _records(folder):
         key = f"jobs/{folder.name}/checkpoints/{name_of(checkpoint)}"
-        if checkpoint.url:
+        if checkpoint.url and not lies_at_target(checkpoint):
             return [ArchiveFile(key, checkpoint.bytes, checkpoint.digest, checkpoint.url)]
-        place = folder / "checkpoints" / f"{name_of(checkpoint)}{'' if checkpoint.name else '.ckpt'}"
+        if lies_at_target(checkpoint) and target is not None:
+            if at := target.place_of(folder.name, checkpoint):
+                return [ArchiveFile(key, checkpoint.bytes, checkpoint.digest, at)]
+            continue
+        place = _place_of(folder, checkpoint)
         seen = seen_at(place)
         if seen is None:
             continue
@@ -233,6 +240,13 @@ def _newest_checkpoint(folder: Path, verified: Mapping[Path, Seen], target: Targ
         return [manifest, *(ArchiveFile(f"{key}/{name}", entry.bytes, entry.sha256)
                             for name, entry in read_manifest(place).files.items())]
     return []
+
+
+def _place_of(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Return the folder or the tar of a job's checkpoint: here, or at the mounted target."""
+    if lies_at_target(checkpoint):
+        return Path(checkpoint.url.removeprefix(AT_TARGET))
+    return folder / "checkpoints" / f"{name_of(checkpoint)}{'' if checkpoint.name else '.ckpt'}"
 
 
 def _is_whole(place: Path, checkpoint: Checkpoint, alive: Callable[[], None]) -> bool:

@@ -1,7 +1,7 @@
 """Checkpoint maintenance: slow work beside the loop.
 
 It reads checkpoints in doubt, makes those whole of which all files are here (left by a killed dispatcher, or by a full
-disk), and synchronises the copies at the target.
+disk), and synchronises the target: it takes what hosts have written there, and copies the rest.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CheckpointMaintenance:
     async def run(self) -> None:
         tasks = [self._read(), self._join()]
         if self._replica:
-            tasks += [self._copy(self._replica), self._fetch(self._replica)]
+            tasks += [self._take(self._replica), self._copy(self._replica), self._fetch(self._replica)]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -97,6 +97,16 @@ class CheckpointMaintenance:
             replica.forget(job.id for job in self._jobs())
             for job in [j for j in self._jobs() if replica.is_behind(j.id, j.checkpoints)]:
                 await replica.copy(job.id, job.checkpoints)
+            await asyncio.sleep(LOOK_S)
+
+    async def _take(self, replica: Replica) -> None:
+        while True:
+            await replica.show_probe()
+            for job in self._jobs():
+                job.checkpoints.probe = replica.probe
+            for job in [j for j in self._jobs() if j.checkpoints.to_look and not j.state.ended]:
+                if (taken := await replica.take(job.id, job.checkpoints, lambda job=job: job.record.fence)) is not None:
+                    self._kept(job, taken)
             await asyncio.sleep(LOOK_S)
 
     async def _fetch(self, replica: Replica) -> None:

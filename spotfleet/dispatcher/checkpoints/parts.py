@@ -93,7 +93,7 @@ class Parts:
         atomic.rename(arrived, path)
         self._add(replace(offered, path=str(path), bytes=path.stat().st_size), seen_at(path), listed)
         for old in sorted(self._held)[:-MOST]:
-            self._is_late(old)
+            self.is_late(old, max(self._held))
             self._drop(old)
 
     def _add(self, piece: Checkpoint, seen: Seen | None, listed: CheckpointManifest | None) -> None:
@@ -112,12 +112,15 @@ class Parts:
         if self._in_a_row >= EASE:
             self._in_a_row, self._doublings = 0, max(0, self._doublings - 1)
 
-    def _is_late(self, key: Key) -> None:
-        """Slow the pace: this checkpoint is dropped for newer ones."""
-        newest = max(self._held)
+    def is_late(self, key: Key, newest: Key) -> None:
+        """Slow the pace: the checkpoint `key` is dropped for newer ones."""
         if key > self._paced and key[0] == newest[0]:  # else it is incomplete because its generation ended
             self._paced, self._in_a_row = newest, 0
             self._doublings = min(MOST_DOUBLINGS, self._doublings + 1)
+
+    def pieces(self) -> list[Checkpoint]:
+        """Return all pieces that are here, with their paths."""
+        return [held.piece for found in self._held.values() for held in found.values()]
 
     def ready(self) -> list[CompleteSet]:
         """Return the checkpoints of which all files are here, newest first."""

@@ -8,6 +8,7 @@ Hosts write to the checkpoint target too, and a compromised one may put anything
     seal    on the record of a checkpoint that a dispatcher has judged, with a serial number that only grows
 
     arrives from a host of the job ---its generation was ordered--> sealed, kept here, copied to the target
+    arrives at the target, by its hosts --the manifest's mark and grant are right--> sealed there
     lies in quarantine at the target --mark and grant are right--^
     lies among the kept ones at the target: counts with a right seal whose number is not below the job's floor
 
@@ -28,6 +29,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from spotfleet.dispatcher.disk.jobfile import JobRecord
+from spotfleet.protocol.checkpoint_files import CheckpointManifest
 from spotfleet.protocol.messages import JOB_KEY, Checkpoint
 from spotfleet.protocol.proofs import MemberProof, identity, is_proof, proof
 
@@ -103,6 +105,14 @@ class JobSeals:
         if made.serial < record.floor:
             return f"its seal {made.serial} is older than {record.floor}: newer ones had replaced it"
         return ""
+
+    def problem_in_manifest(self, found: CheckpointManifest) -> str:
+        """Return why a manifest that hosts have written to the target does not count, as a clause; "" if it does."""
+        record = self._record()
+        if not MemberProof(record.job, self._secrets().get(JOB_KEY, "")).has_manifest(found.content, found.mark):
+            return f"it carries no mark of a worker of {record.job}"
+        made = Checkpoint(found.version, "", 0, found.generation, grant=found.grant)
+        return "" if self.was_ordered(made) else unordered(made)
 
     def problem_in_quarantine(self, made: Checkpoint) -> str:
         """Return why something that hosts without a dispatcher left does not count, as a clause; "" if it does."""

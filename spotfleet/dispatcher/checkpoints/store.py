@@ -8,6 +8,10 @@
     checkpoints/VERSION-GENERATION.ckpt          a tar by an earlier release, its record has the digest of the tar; read
                                                  until two releases after 0.1
 
+A checkpoint whose files hosts have written to the mounted target has a record here with the folder's `url`, and its
+files there alone. Hosts that see the target read them by themselves. It is brought to this disk before a restore by a
+host that does not see the target, or once a host has asked for its files here, because those there may be damaged.
+
 A checkpoint in an object store has a record here, but no file: workers write, check and remove it there. Its record
 comes from workers' reports, and it counts as good until a worker reports that it is damaged. Otherwise it is treated
 like the rest.
@@ -33,7 +37,7 @@ from spotfleet.codec import to_json
 from spotfleet.dispatcher.checkpoints.parts import Parts, PieceDamaged, assemble, remove
 from spotfleet.dispatcher.checkpoints.seals import JobSeals, unordered
 from spotfleet.dispatcher.disk.files import receive, write_json
-from spotfleet.dispatcher.disk.records import Seen, age, digest_of, name_of, named, read_record, seen_at
+from spotfleet.dispatcher.disk.records import Seen, age, digest_of, lies_at_target, name_of, named, read_record, seen_at
 from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.fleet.domain.events import CheckpointKept, CheckpointLost, Event
 from spotfleet.protocol.checkpoint_files import MANIFEST, MANIFEST_BYTES
@@ -44,6 +48,7 @@ from spotfleet.storage.checkpoint_folder import problem_in
 log = logging.getLogger(__name__)
 LIMIT_BYTES = 256 << 30
 SHA256 = re.compile("[0-9a-f]{64}")
+LOOK_LIMIT_S, LOOK_S = 20.0, 0.02  # an agent waits 30 s for an answer
 DOUBT_S = 30.0  # hosts' reports of damage make us read a file again at most once in this time
 MOST_REFUSALS = 32  # events about refused checkpoints of one job, in this process: a host could invent names
 
@@ -76,6 +81,12 @@ class CheckpointStore:
         self.url = ""  # the job's folder in an object store, if workers write there
         self.seals: JobSeals | None = None  # None: nothing is sealed, and every generation counts
         self.floor = 0  # see `JobRecord.floor`
+        self.probe = ""  # what the target's probe has; "" until it is there
+        self.mounted = False  # all hosts of the job see the target
+        self.to_look = True  # hosts may have written files to the target that are not in place
+        self.written = self.looked = 0  # number of files that hosts wrote there; those that a look has included
+        self._probes: dict[str, str] = {}  # as hosts have read it
+        self._doubted: Checkpoint | None = None  # at the target: a host could not read it there
         self.awaited = False  # the target had one at the takeover: read it before any restart from scratch
         self.seeking = ""
         self.seeks_since = 0.0  # monotonic
@@ -133,7 +144,30 @@ class CheckpointStore:
 
     @property
     def seeks(self) -> bool:
-        return self._needed and not self._searched
+        return self._needed and (not self._searched or self.to_bring is not None)
+
+    @property
+    def to_bring(self) -> Checkpoint | None:
+        """The newest checkpoint if its files lie at the target and are needed here."""
+        newest = self.newest
+        wanted = newest is not None and lies_at_target(newest) and (not self.mounted or newest == self._doubted)
+        return newest if self._needed and wanted else None
+
+    def receive_probe(self, host: str, probe: str) -> None:
+        """Record what a host has read as the target's probe."""
+        self._probes[host] = probe
+
+    def look_at_hosts(self, hosts: Iterable[str]) -> None:
+        """Update `mounted`: whether each of `hosts`, those of the job, sees the target that the dispatcher sees."""
+        seen = [self._probes.get(host, "") for host in hosts]
+        marks = self.seals is not None and not self.seals.takes_unsealed  # without them no host may write there
+        self.mounted = marks and bool(self.probe and seen) and all(probe == self.probe for probe in seen)
+
+    def doubt(self, version: int) -> None:
+        """Record that a host has asked here for a checkpoint that lies at the target."""
+        newest = self.newest
+        if newest is not None and newest.version == version and lies_at_target(newest):
+            self._doubted = newest
 
     def mark_searched(self) -> None:
         self._searched = True
@@ -143,11 +177,24 @@ class CheckpointStore:
         if self.seeks:
             return RestoreInstruction(wait=self.seeking)
         newest = self.newest
+        if newest is not None and lies_at_target(newest):
+            return RestoreInstruction(replace(newest, url=""))
         if newest is not None and not self.is_good(newest):
             return RestoreInstruction(wait=f"reads checkpoint {newest.version} to see that it is whole")
         return RestoreInstruction(newest)
 
     # ---- arrival
+
+    async def has_come_to_target(self, offered: Checkpoint, fence: int) -> bool:
+        """Record that a host has written a file of a checkpoint to the target, and wait until the checkpoint is kept if
+        it is whole now; return False if that takes longer than LOOK_LIMIT_S. Raises Outdated as `put` does."""
+        self._refuse_outdated(offered, fence)
+        self._refuse_unordered(offered)
+        self.to_look, self.written = True, self.written + 1
+        mine, until = self.written, time.monotonic() + LOOK_LIMIT_S
+        while self.looked < mine and time.monotonic() < until:
+            await asyncio.sleep(LOOK_S)
+        return self.looked >= mine
 
     async def put(self, offered: Checkpoint, fence: Callable[[], int],
                   chunks: AsyncIterator[bytes]) -> Checkpoint | None:
@@ -155,10 +202,7 @@ class CheckpointStore:
         checkpoint that is whole by it, None while other files are missing. Raises Outdated for generations below
         `fence`, NoRoom when the disk refuses; then no data remains."""
         self._refuse_outdated(offered, fence())
-        if not self._was_ordered(offered):
-            self.refuse(offered, unordered(offered))
-            raise Outdated(f"a checkpoint of generation {offered.generation} is refused: {unordered(offered)}",
-                           hint="the host that sends it may be compromised: `spotfleet revoke HOST`")
+        self._refuse_unordered(offered)
         same = next((c for c in self._kept if name_of(c) == name_of(offered)), None)
         if same is not None and self.is_good(same) and (offered.name or same.digest == offered.digest):
             async for _ in chunks:  # resent after a lost answer; the sender expects its body to be read
@@ -189,6 +233,7 @@ class CheckpointStore:
                 self._refuse_outdated(offered, fence())
                 self._refuse_overtaken(offered)
                 self.parts.keep(offered, arrival)
+                self.to_look = self.to_look or bool(self.target)  # other files of it may be at the target
             finally:
                 arrival.unlink(missing_ok=True)
         return await self.join(offered, fence)
@@ -218,6 +263,14 @@ class CheckpointStore:
             finally:
                 remove(draft)
             return whole
+
+    def add_at_target(self, whole: Checkpoint, fence: int) -> None:
+        """Add a checkpoint whose files are at the target alone. Raises Outdated, or OSError without room for its
+        record."""
+        self._refuse_outdated(whole, fence)
+        self._refuse_overtaken(whole)
+        self.add(whole)
+        self.parts.has_joined(whole)
 
     @property
     def slow(self) -> str:
@@ -269,6 +322,12 @@ class CheckpointStore:
             return
         self._news.append(lambda job, unix: CheckpointKept(unix, job, made.version, made.generation, made.digest,
                                                            made.bytes, made.url))
+
+    def _refuse_unordered(self, offered: Checkpoint) -> None:
+        if not self._was_ordered(offered):
+            self.refuse(offered, unordered(offered))
+            raise Outdated(f"a checkpoint of generation {offered.generation} is refused: {unordered(offered)}",
+                           hint="the host that sends it may be compromised: `spotfleet revoke HOST`")
 
     def _was_ordered(self, made: Checkpoint) -> bool:
         return self.seals is None or self.seals.was_ordered(made)
@@ -347,7 +406,7 @@ class CheckpointStore:
             remove(older)
         if path.exists():
             atomic.rename(path, path.with_name(f"{path.name}.corrupt"), sync=False)
-        if checkpoint.url:  # its writer goes on reporting it
+        if checkpoint.url and not lies_at_target(checkpoint):  # its writer goes on reporting it
             self._useless.add((name_of(checkpoint), checkpoint.digest))
             record = self._record(checkpoint)
             atomic.rename(record, record.with_suffix(".json.lost"), sync=False)

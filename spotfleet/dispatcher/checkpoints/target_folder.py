@@ -1,6 +1,8 @@
 """Checkpoints of one job at a mounted target.
 
     jobs/JOB/checkpoints/VERSION-GENERATION/FILE    kept by a dispatcher; counts with the seal of the record beside it
+    jobs/JOB/arriving/VERSION-GENERATION.parts/FILE-SHA256    by the job's hosts while they have a dispatcher, which
+                                                    moves the files in place and seals a record once all are there
     jobs/JOB/quarantine/VERSION-GENERATION.parts/FILE-SHA256    left by hosts without a dispatcher; counts with the
                                                     mark and the grant in the record of its manifest
 
@@ -21,7 +23,7 @@ from typing import Any, BinaryIO
 from spotfleet.codec import from_json, parse, to_json
 from spotfleet.dispatcher.checkpoints.seals import JobSeals
 from spotfleet.dispatcher.checkpoints.store import SHA256
-from spotfleet.dispatcher.disk.records import age, digest_of, name_of, named
+from spotfleet.dispatcher.disk.records import AT_TARGET, age, digest_of, name_of, named
 from spotfleet.protocol.checkpoint_files import (
     MANIFEST,
     MANIFEST_BYTES,
@@ -34,8 +36,10 @@ from spotfleet.protocol.checkpoint_files import (
 from spotfleet.protocol.messages import Checkpoint
 from spotfleet.storage import atomic, verified
 from spotfleet.storage.folder import (
+    ARRIVING,
     QUARANTINE,
     FolderStore,
+    arriving_name,
     checkpoint_name,
     part_called,
     quarantine_name,
@@ -44,6 +48,7 @@ from spotfleet.storage.folder import (
 )
 
 CHUNK_BYTES = 1 << 20
+MOST_ARRIVING = 3  # incomplete checkpoints that hosts write: hosts that are slow in turn must not fill the target
 RECORD_BYTES = 1 << 16  # a longer record is none
 
 
@@ -55,7 +60,9 @@ class TargetFolder:
         """`seals`: None: every record counts, and nothing in quarantine does."""
         self._durable, self._target, self._job, self._seals = durable, target, job, seals
         self.wrong = ""  # name of the file with another digest that ended the last `fetch`
-        self.refused: list[tuple[Checkpoint, str]] = []  # at the last `offers`, with the reasons
+        self.refused: list[tuple[Checkpoint, str]] = []  # at the last `offers` or `take`, with the reasons
+        self.late: list[Checkpoint] = []  # dropped by the last `take` because MOST_ARRIVING newer ones arrive
+        self.newest: Checkpoint | None = None  # that arrives
 
     def whole(self) -> list[Checkpoint]:
         """Return the dispatchers' checkpoints that count, oldest first."""
@@ -144,6 +151,76 @@ class TargetFolder:
             return False
         self._durable.put(f"{self._stem(checkpoint)}.json", [json.dumps(to_json(checkpoint)).encode()])
         return True
+
+    def take(self, above: tuple[int, int], here: Iterable[Checkpoint]) -> Checkpoint | None:
+        """Put the files of the newest checkpoint in place that hosts have written to the target; return it with its
+        folder's url, None if none newer than `above` is complete and counts. `here`: files that came to the dispatcher
+        instead, with paths: they join the others. What is not above `above` is removed.
+
+        A digest is compared by each reader. A killed dispatcher goes on where it was: a file in place counts as well.
+        """
+        folder = f"jobs/{self._job}/{ARRIVING}/"
+        stems = {name.removeprefix(folder).partition(".")[0] for name in self._durable.names(folder[:-1])}
+        arriving, pieces = sorted(filter(None, map(named, stems)), key=age, reverse=True), list(here)
+        self.refused, self.late, self.newest = [], [], None
+        if not arriving:
+            return None
+        least = next(map(age, reversed(self.whole())), (-1, -1))  # after a takeover none may be known here
+        coming = [c for c in arriving if age(c) > above and age(c) >= least]
+        self.late, self.newest = coming[MOST_ARRIVING:], next(iter(coming), None)
+        for checkpoint in [c for c in arriving if c not in coming] + self.late:
+            self._clear_arriving(checkpoint)
+        for checkpoint in coming[:MOST_ARRIVING]:
+            for piece in [p for p in pieces if name_of(p) == name_of(checkpoint)]:
+                if self._durable.find(arriving_name(self._job, piece)) is None:
+                    self._durable.put(arriving_name(self._job, piece), read_range(Path(piece.path)))
+            for found, listed in self._manifests(checkpoint):
+                if self._seals is None or (why := self._seals.problem_in_manifest(listed)):
+                    self.refused.append((found, why if self._seals is not None else "nothing is sealed"))
+                elif self._place(found, listed):
+                    made = replace(found, bytes=found.bytes + listed.bytes)
+                    about = json.dumps(to_json(self._seals.sealed(made))).encode()
+                    self._durable.put(f"{self._stem(made)}.json", [about])
+                    return replace(made, url=f"{AT_TARGET}{self._durable.path(self._stem(made))}")
+        return None
+
+    def _manifests(self, checkpoint: Checkpoint) -> list[tuple[Checkpoint, CheckpointManifest]]:
+        """Return the manifests that have arrived for a checkpoint, with their contents."""
+        folder, found = arriving_name(self._job, checkpoint).rpartition("/")[0], []
+        for name in self._durable.names(folder):
+            file, _, digest = name.rpartition("/")[2].rpartition("-")
+            made = replace(checkpoint, name=MANIFEST, digest=digest)
+            path = self._durable.path(name)
+            if file == MANIFEST and (listed := _listed(path, made)) is not None:
+                found.append((replace(made, bytes=path.stat().st_size), listed))
+        return found
+
+    def _place(self, made: Checkpoint, listed: CheckpointManifest) -> bool:
+        """Move the files of a checkpoint in place, if all are there with their sizes; return whether they are."""
+        digests = {MANIFEST: (made.digest, made.bytes), **{n: (e.sha256, e.bytes) for n, e in listed.files.items()}}
+        moves = []
+        for name in in_order(listed.files):
+            digest, size = digests[name]
+            source = self._durable.path(arriving_name(self._job, replace(made, name=name, digest=digest)))
+            place = self._durable.path(f"{self._stem(made)}/{name}")
+            if _size(source) == size:
+                moves.append((source, place))
+            elif _size(place) != size:
+                return False
+        atomic.make_folder(self._durable.path(self._stem(made)))
+        for source, place in moves:
+            if place.name == MANIFEST:  # a killed dispatcher finds the checkpoint by the one that stays
+                self._durable.put(str(place.relative_to(self._durable.folder)), read_range(source))
+            else:
+                atomic.rename(source, place)
+        return True
+
+    def _clear_arriving(self, checkpoint: Checkpoint) -> None:
+        folder = arriving_name(self._job, checkpoint).rpartition("/")[0]
+        for name in self._durable.names(folder):
+            self._durable.delete(name)
+        with contextlib.suppress(OSError):  # a host has just written there
+            self._durable.path(folder).rmdir()
 
     def _put_tar(self, checkpoint: Checkpoint, file: Path) -> bool:
         if digest_of(file) != checkpoint.digest:
@@ -254,6 +331,13 @@ class TargetFolder:
         """Return the key of the checkpoint's folder; with .json that of its record."""
         name = checkpoint_name(self._job, checkpoint.version, checkpoint.generation).removesuffix(".ckpt")
         return name.replace("/checkpoints/", f"/{QUARANTINE}/") if checkpoint.mark else name
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1
 
 
 def _listed(path: Path, checkpoint: Checkpoint) -> CheckpointManifest | None:

@@ -12,6 +12,7 @@ from spotfleet.storage import json_file, verified
 
 NAME = re.compile("([0-9]{1,15})-([0-9]{1,15})")
 Seen = verified.State
+AT_TARGET = "file://"  # begins the url of a checkpoint whose files are in a folder of the mounted target, and not here
 
 
 def name_of(checkpoint: Checkpoint) -> str:
@@ -21,6 +22,12 @@ def name_of(checkpoint: Checkpoint) -> str:
 def age(checkpoint: Checkpoint) -> tuple[int, int]:
     """Return the sort key; greater is newer. A later generation counts more than further steps of a replaced one."""
     return (checkpoint.generation, checkpoint.version)
+
+
+def lies_at_target(kept: Checkpoint) -> bool:
+    """Return whether the files of a kept checkpoint are at the mounted target alone. One in an object store has a url,
+    too, but no name."""
+    return bool(kept.url and kept.name)
 
 
 def digest_of(path: Path) -> str:

@@ -169,6 +169,13 @@ async def put_checkpoint(request: web.Request) -> web.Response:
     if not found.takes_checkpoints_of(host):
         raise web.HTTPConflict(text=f"{host} holds no worker of {found.id} any more")
     unsent = request.app[CORE].unsent
+    if request.query.get("at") == "target":
+        if not found.checkpoints.probe or not offered.name:
+            raise web.HTTPPreconditionFailed(text="the dispatcher has no such target mounted: send the file")
+        if not await found.checkpoints.has_come_to_target(offered, found.record.fence):
+            raise web.HTTPPreconditionFailed(text="the checkpoint target does not answer: send the file")
+        unsent.note_checkpoint(host, time.monotonic(), right=True)
+        return web.json_response(to_json(offered))
     try:
         kept = await found.checkpoints.put(offered, lambda: found.record.fence, _noted_chunks(request))
     except WrongDigest:
@@ -189,6 +196,8 @@ async def _noted_chunks(request: web.Request) -> AsyncIterator[bytes]:
 async def get_checkpoint(request: web.Request) -> web.StreamResponse:
     found, version = _job(request), _version(request)
     path = found.checkpoints.find(version)
+    if path is None and host_of(request):
+        found.checkpoints.doubt(version)
     if path is None:
         raise NotFound(f"{found.id} keeps no checkpoint of version {version}")
     host = host_of(request)

@@ -155,7 +155,8 @@ class JobDesk:
 
     def checkpoint_kept(self, job: ManagedJob, kept: Checkpoint) -> None:
         """Record that the dispatcher holds a whole checkpoint."""
-        event = CheckpointKept(self._core.unix(), job.id, kept.version, kept.generation, kept.digest, kept.bytes)
+        event = CheckpointKept(self._core.unix(), job.id, kept.version, kept.generation, kept.digest, kept.bytes,
+                               kept.url)
         self._core.journal.note(event)
         self._core.step_soon()
 

@@ -209,18 +209,21 @@ class ManagedJob:
         """Return by host the workers that should exist there."""
         wanted = [w for w in self.workers.live() if w.wanted]
         names = [w.name for w in wanted]
+        self.checkpoints.look_at_hosts(w.host for w in wanted)
         by_worker = restart_orders(self.membership, names) if self.spec.restarts else worker_orders(
             self.membership, self.checkpoints, self.spec.checkpoint.interval_s, names, self.last_copy.wanted,
             self.progress.step_why)
         found: dict[str, list[SlotOrder]] = {}
         for worker in wanted:
-            order = SlotOrder(worker.name, self.id, worker.slot, worker.local_rank, by_worker[worker.name], self._gang)
+            order = SlotOrder(worker.name, self.id, worker.slot, worker.local_rank, by_worker[worker.name], self._gang,
+                              self.checkpoints.mounted)
             found.setdefault(worker.host, []).append(order)
         return found
 
     def receive(self, report: AgentReport, now: float) -> None:
         """Process an agent's report about this job; `now` is monotonic."""
         self.workers.receive(report)
+        self.checkpoints.receive_probe(report.host, report.target)
         self._receive_store_reports(report)
         for damaged in report.damaged:
             if damaged.job == self.id and self.has_worker_on(report.host):

@@ -345,7 +345,7 @@ class CheckpointKept:
     generation: int
     digest: str
     bytes: int
-    url: str = ""  # its folder in an object store; empty: on the dispatcher's disk
+    url: str = ""  # its folder in an object store or at the mounted target; empty: on the dispatcher's disk
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import pytest
 
 from spotfleet.agent.files import uploads
 from spotfleet.agent.files.uploads import CheckpointShipper
+from spotfleet.agent.transfer import NOT_THERE
 from spotfleet.protocol.messages import Checkpoint, Unsent
 from tests.support.dispatcher.checkpoint_sets import files_of, whole, write
 
@@ -295,3 +296,26 @@ def test_a_log_that_another_process_goes_on_writing_is_complete_with_what_it_hel
 
     asyncio.run(main())
     assert receiver.held.startswith(b"line\n") and (log.left, log.sent) == (0, len(receiver.held))
+
+
+@pytest.mark.parametrize("there", [200, NOT_THERE, 409])
+def test_files_that_cannot_be_written_at_the_target_are_sent_to_the_dispatcher(play, tmp_path: Path, there):
+    written: list[str] = []
+
+    class Target(Dispatcher):
+        async def put_at_target(self, job: str, made: Checkpoint, file: Path, opened: object) -> int:
+            written.append(made.name)
+            return there
+
+    files = files_of(5)
+    folder = write(files, tmp_path / "work")
+    made = replace(whole(files), path=str(folder / "manifest.json"))
+    dispatcher = Target(200)
+
+    async def scene(shipper: CheckpointShipper) -> None:
+        shipper.offer("j", made, tmp_path / "uploads", mounted=True)
+        await shipper.settled("j")
+        assert written == list(files)[:1 if there == 409 else None]
+        assert len(dispatcher.uploads) == (len(files) if there == NOT_THERE else 0)
+
+    play(dispatcher, scene)

@@ -21,7 +21,7 @@ from spotfleet.agent.transfer import RETRYABLE, Transfers
 from spotfleet.errors import SpotfleetError
 from spotfleet.protocol.messages import Checkpoint
 from spotfleet.storage.checkpoint_folder import problem_in
-from spotfleet.storage.folder import fleet_store
+from spotfleet.storage.folder import PROBE, arriving_name, fleet_store
 from tests.support.dispatcher.checkpoint_sets import files_of, read, whole, write
 
 DATA = bytes(range(256)) * 1000
@@ -242,3 +242,64 @@ def test_a_target_that_hangs_is_waited_for_once_and_the_dispatcher_is_asked(tmp_
     finally:
         go_on.set()
         copies._reading.join(30)
+
+
+def written(copies: TargetCopies, file: Path, made: Checkpoint) -> tuple[bool, int]:
+    """Write one file of a checkpoint to the target; return whether it is there, and the bytes that moved."""
+    sizes: list[int] = []
+    return asyncio.run(copies.put("j", made, file, sizes.append)), sum(sizes)
+
+
+def test_a_host_writes_to_the_target_only_where_the_dispatchers_probe_is(tmp_path: Path, copies):
+    (tmp_path / "file").write_bytes(DATA)
+    made, there = Checkpoint(20, DIGEST, 0, 1, name="__0_0.distcp"), fleet_store(f"{tmp_path}/target", "f", "CA")
+    assert written(copies, tmp_path / "file", made) == (False, 0) and not (tmp_path / "target").exists()
+    there.put(PROBE, [b"probe"])
+    assert written(copies, tmp_path / "file", made) == (True, len(DATA))
+    assert there.path(arriving_name("j", made)).read_bytes() == DATA
+    assert written(copies, tmp_path / "file", made) == (True, 0)  # sent again after a lost answer
+    changed = Checkpoint(21, "0" * 64, 0, 1, name="__0_0.distcp")
+    assert written(copies, tmp_path / "file", changed)[0] is False
+    assert written(copies, tmp_path / "gone", made)[0] is False
+
+
+def test_a_target_that_hangs_is_written_to_once_and_the_dispatcher_gets_the_file(tmp_path: Path, copies, monkeypatch):
+    (tmp_path / "file").write_bytes(DATA)
+    fleet_store(f"{tmp_path}/target", "f", "CA").put(PROBE, [b"probe"])
+    made, go_on, tries = Checkpoint(20, DIGEST, 0, 1, name="__0_0.distcp"), threading.Event(), []
+
+    def hangs(path: Path) -> Iterator[bytes]:
+        tries.append(path)
+        go_on.wait(60)
+        yield b""
+
+    monkeypatch.setattr(target_copies, "read_range", hangs)
+    monkeypatch.setattr(target_copies, "STALL_S", 0.1)
+    try:
+        for _ in range(2):
+            assert written(copies, tmp_path / "file", made) == (False, 0)
+        assert len(tries) == 1
+    finally:
+        go_on.set()
+        copies._writing.join(30)
+    assert fleet_store(f"{tmp_path}/target", "f", "CA").names() == [PROBE]
+
+
+def test_the_probe_is_read_again_and_again_and_none_is_reported_while_the_target_is_away(
+        tmp_path: Path, copies, monkeypatch):
+    monkeypatch.setattr(target_copies, "PROBE_S", 0.01)
+    there = fleet_store(f"{tmp_path}/target", "f", "CA")
+
+    async def main() -> None:
+        running = asyncio.create_task(copies.run())
+        for probe in ("", "one", "two", ""):
+            if probe:
+                there.put(PROBE, [probe.encode()])
+            else:
+                there.delete(PROBE)
+            async with asyncio.timeout(30):
+                while copies.probe != probe:
+                    await asyncio.sleep(0.005)
+        running.cancel()
+
+    asyncio.run(main())

@@ -107,6 +107,7 @@ class FakeAgent:
         self.damaged: tuple[DamagedCheckpoint, ...] = ()
         self.unsent: tuple[Unsent, ...] | None = ()  # a test leaves results here
         self.why = ""
+        self.probe = ""  # as it reads it at the checkpoint target
         self.fetches: list[asyncio.Task[None]] = []
         self.task = asyncio.create_task(self._run())
 
@@ -115,7 +116,7 @@ class FakeAgent:
         states = tuple(self.world.workers[n].state() for n in self.workers if n in self.world.workers)
         return AgentReport(self.host, self.incarnation, self.address, self.boot["slots"], states, notice,
                            why=self.why, held=() if self.holds_back else tuple(map(self._held, self.tell)),
-                           damaged=self.damaged, unsent=self.unsent,
+                           damaged=self.damaged, unsent=self.unsent, target=self.probe,
                            clock=self.clock() if self.orders is not None and self.orders.clock else 0.0)
 
     def _held(self, job: str) -> HeldJob:
