@@ -42,7 +42,7 @@ resource "azurerm_storage_management_policy" "checkpoints" {
   storage_account_id = azurerm_storage_account.checkpoints[0].id
 
   rule {
-    name    = "old-versions"
+    name    = "oldVersions" # letters and digits only
     enabled = true
 
     filters {
@@ -58,7 +58,7 @@ resource "azurerm_storage_management_policy" "checkpoints" {
   dynamic "rule" {
     for_each = var.checkpoint_days > 0 ? [var.checkpoint_days] : []
     content {
-      name    = "old-checkpoints"
+      name    = "oldCheckpoints"
       enabled = true
 
       filters {

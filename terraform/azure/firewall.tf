@@ -1,4 +1,4 @@
-# Machines are told apart by application security groups: `hosts` is every machine of a fleet, `dispatcher` its dispatcher.
+# Application security groups name the machines: `hosts` is every machine of a fleet, `dispatcher` its dispatcher.
 
 resource "azurerm_application_security_group" "this" {
   for_each = toset(["hosts", "dispatcher"])

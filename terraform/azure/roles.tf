@@ -1,4 +1,4 @@
-# Azure knows no conditions on tags for machines: the limit of the dispatcher's rights is the resource group.
+# Azure has no conditions on the tags of machines: the limit of the dispatcher's rights is the resource group.
 
 resource "azurerm_user_assigned_identity" "this" {
   for_each = toset(["dispatcher", "host"])
@@ -35,7 +35,6 @@ locals {
   identity_actions = ["Microsoft.ManagedIdentity/userAssignedIdentities/assign/action", "Microsoft.ManagedIdentity/userAssignedIdentities/read"]
   account_actions  = ["Microsoft.Compute/locations/usages/read", "Microsoft.Compute/skus/read"]
   blob_actions = [
-    "Microsoft.Storage/storageAccounts/blobServices/containers/blobs/add/action",
     "Microsoft.Storage/storageAccounts/blobServices/containers/blobs/delete",
     "Microsoft.Storage/storageAccounts/blobServices/containers/blobs/read",
     "Microsoft.Storage/storageAccounts/blobServices/containers/blobs/write",

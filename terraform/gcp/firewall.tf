@@ -1,5 +1,5 @@
-# Rules go by network tags, as those that `spotfleet up` makes for a fleet without a base. Rules have no labels, and these
-# have no description in the CLI's format, so `spotfleet down` never lists them.
+# Rules go by network tags, like those of a fleet without a base. Rules have no labels, and these have no description in
+# the CLI's format, so `spotfleet down` never lists them.
 # The rules of a shared VPC belong to its host project.
 
 resource "google_compute_firewall" "inside" {

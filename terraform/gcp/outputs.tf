@@ -18,7 +18,7 @@ locals {
     disk_gib            = var.disk_gib
     dispatcher_disk_gib = var.dispatcher_disk_gib
     disk_key            = var.disk_key
-    launch_template     = { id = google_compute_instance_template.host.id, version = "" }
+    launch_template     = { id = google_compute_instance_template.this["host"].id, version = "" }
     dispatcher = one([for machine in google_compute_instance.dispatcher : {
       id         = machine.id
       private_ip = machine.network_interface[0].network_ip

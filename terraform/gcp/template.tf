@@ -1,13 +1,30 @@
-# The values of hosts as `spotfleet up` launches them, for other tools. No provisioning model: who launches decides it.
-resource "google_compute_instance_template" "host" {
+locals {
+  # `host` has the values of hosts as `spotfleet up` launches them, for other tools. It has no provisioning model: who
+  # launches decides it. A managed instance group needs one in its template, so `group` is another.
+  templates = merge(
+    { host = { suffix = "", purpose = "Hosts of fleets", spot = null, ssh_keys = {} } },
+    var.worker_group == null ? {} : {
+      group = {
+        suffix   = "group-"
+        purpose  = "Machines of the worker group"
+        spot     = var.worker_group.spot
+        ssh_keys = { "ssh-keys" = "${var.worker_group.user}:${var.worker_group.ssh_public_key}" }
+      }
+    },
+  )
+}
+
+resource "google_compute_instance_template" "this" {
+  for_each = local.templates
+
   project      = var.project
-  name_prefix  = "${local.full_name}-"
-  description  = "Hosts of fleets on base ${var.name}"
+  name_prefix  = "${local.full_name}-${each.value.suffix}"
+  description  = "${each.value.purpose} on base ${var.name}"
   region       = var.region
   machine_type = var.machine_type
   labels       = local.labels
   tags         = [local.tag]
-  metadata     = local.host_metadata
+  metadata     = merge(local.host_metadata, each.value.ssh_keys)
 
   disk {
     boot         = true
@@ -43,8 +60,11 @@ resource "google_compute_instance_template" "host" {
   }
 
   scheduling {
-    automatic_restart   = false
-    on_host_maintenance = local.has_gpu ? "TERMINATE" : "MIGRATE"
+    provisioning_model          = each.value.spot == null ? null : each.value.spot ? "SPOT" : "STANDARD"
+    preemptible                 = each.value.spot
+    automatic_restart           = false
+    on_host_maintenance         = each.value.spot == true || local.has_gpu ? "TERMINATE" : "MIGRATE"
+    instance_termination_action = each.value.spot == true ? "STOP" : null
   }
 
   service_account {

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from spotfleet.config import Given, base, parse
-from spotfleet.model import CheckpointSpec, FleetSpec, Market, Offer, Role
+from spotfleet.model import CheckpointSpec, FleetSpec, Market, Need, Nodes, Offer, Role
 from spotfleet.providers import Boot, LaunchRequest
 from spotfleet.providers.gcp import GcpProvider
 from spotfleet.providers.gcp.mapping import names, quotas
@@ -149,6 +149,24 @@ def test_a_fleet_on_the_base_makes_no_rules_and_has_the_tags_of_the_bases(on_bas
     assert list(section.dispatcher_network_tags) == on.planned["google_compute_firewall.ssh[0]"]["target_tags"]
 
 
+@pytest.mark.parametrize("run", ["defaults", "complete"])
+def test_check_finds_the_rules_of_the_base_and_nothing_that_stops_a_fleet(on_base, run):
+    on = on_base(run)
+    for address, rule in on.planned.items():
+        if address.startswith("google_compute_firewall."):
+            on.provider.account.change("firewalls", "insert", firewall_resource={
+                "name": rule["name"], "network": here(on.output["network"], on.cloud), "direction": "INGRESS",
+                "source_tags": rule["source_tags"] or [], "source_ranges": rule["source_ranges"] or [],
+                "target_tags": rule["target_tags"],
+                "allowed": [{"I_p_protocol": a["protocol"], "ports": a["ports"] or []} for a in rule["allow"]]})
+    spec = FleetSpec(FLEET, provider="gcp", any_of=(Need(instance_type="g2-standard-4", region="us-central1"),),
+                     dispatcher=Need(use_spot=False, instance_type="e2-medium"), nodes=Nodes(1, 1, 1))
+    findings = list(on.provider.findings(spec))
+    assert [f for f in findings if f.level in ("blocker", "absent")] == []
+    [door] = [f for f in findings if f.about == "SSH"]
+    assert door.level == ("ok" if run == "complete" else "warning")  # by default nobody comes in
+
+
 def plain_rule(planned: Mapping[str, Any]) -> dict[str, Any]:
     return {"direction": planned["direction"], "sourceTags": planned["source_tags"] or [],
             "sourceRanges": sorted(planned["source_ranges"] or []), "targetTags": planned["target_tags"],
@@ -167,7 +185,7 @@ def rest_rule(body: Mapping[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(("run", "offer"), [("defaults", L4), ("complete", T4)])
 def test_the_template_has_the_values_of_a_host_that_the_dispatcher_launches(on_base, run, offer):
     on = on_base(run)
-    planned = on.planned["google_compute_instance_template.host"]
+    planned = on.planned['google_compute_instance_template.this["host"]']
     [disk] = planned["disk"]
     key = "".join(k["kms_key_self_link"] for k in disk["disk_encryption_key"])
     body = on.launched(Role.WORKER, offer)

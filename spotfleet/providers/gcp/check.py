@@ -163,6 +163,9 @@ def _door(account: GcpAccount, spec: FleetSpec | None) -> Iterator[Finding]:
         yield Finding(f"anybody reaches port 22 of every machine in the network by its rule {', '.join(rules)}",
                       "warning", f"gcloud compute firewall-rules update {rules[0]} --project {account.project} "
                       "--source-ranges YOUR_NETWORK; or another `gcp.network`. Machines of a fleet take its keys only")
+    if own.network_tags:
+        yield from () if network.shared(account) else _rules_of_others(account)
+        return
     if own.ssh_from:
         yield Finding(f"the fleet's rule lets in: {', '.join(own.ssh_from)}")
         return
@@ -171,6 +174,22 @@ def _door(account: GcpAccount, spec: FleetSpec | None) -> Iterator[Finding]:
                       "in only that")
     except NeedsPerson as error:
         yield Finding(str(error), "warning" if spec is None else "blocker", error.hint)
+
+
+def _rules_of_others(account: GcpAccount) -> Iterator[Finding]:
+    """Check the rules for the named network tags, as a base has them: `up` makes none beside them."""
+    own = account.settings.spec
+    inside, door = network.let_in_by_tags(account)
+    make_inside, make_door = network.commands(account, "")
+    if not inside:
+        yield Finding(f"no rule lets machines with the network tag {own.network_tags[0]} reach each other", "blocker",
+                      f"`terraform apply` of the base; or {make_inside}")
+    if door:
+        yield Finding(f"rules for the dispatcher's network tags let in: {', '.join(door)}")
+    else:
+        tags = ", ".join((*own.network_tags, *own.dispatcher_network_tags))
+        yield Finding(f"no rule for the network tags {tags} lets SSH in to the dispatcher", "warning",
+                      f"`ssh_cidrs` of the base's module; or {make_door}")
 
 
 def _notices() -> Iterator[Finding]:

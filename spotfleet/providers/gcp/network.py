@@ -135,6 +135,19 @@ def _lets_in(allowed: Mapping[str, Any], port: int) -> bool:
         int(low) <= port <= int(high or low) for low, _, high in ranges)
 
 
+def let_in_by_tags(account: GcpAccount) -> tuple[bool, list[str]]:
+    """Return what rules there are for the named network tags: whether machines with one reach each other, and the
+    networks that reach port 22 of a dispatcher by one."""
+    spec = account.settings.spec
+    hosts, all_tags = set(spec.network_tags), {*spec.network_tags, *spec.dispatcher_network_tags}
+    rules = [r for page in account.pages("firewalls", "list") for r in page.get("items") or ()
+             if r.get("network", "").endswith(network_path(account)) and not r.get("disabled")]
+    inside = any(hosts & set(r.get("source_tags") or ()) & set(r.get("target_tags") or ()) for r in rules)
+    door = [r for r in rules if all_tags & set(r.get("target_tags") or ())
+            and any(_lets_in(allowed, 22) for allowed in r.get("allowed") or ())]
+    return inside, sorted({cidr for r in door for cidr in r.get("source_ranges") or ()})
+
+
 def fleet_of(rule: Mapping[str, Any]) -> str:
     return _described(rule).get("fleet", "")
 
@@ -154,7 +167,9 @@ def delete(account: GcpAccount, name: str) -> None:
 def commands(account: GcpAccount, fleet: str) -> list[str]:
     """Return the commands that make a fleet's rules in the host project of a shared VPC."""
     network, project = names.last(network_path(account)), shared(account)
-    tag, door = names.network_tag(fleet), names.network_tag(fleet, door=True)
+    spec = account.settings.spec
+    tag = spec.network_tags[0] if spec.network_tags else names.network_tag(fleet)
+    door = spec.dispatcher_network_tags[0] if spec.dispatcher_network_tags else names.network_tag(fleet, door=True)
     make = f"gcloud compute firewall-rules create --project {project} --network {network}"
     return [f"{make} {tag}-in --allow all --source-tags {tag} --target-tags {tag}",
             f"{make} {door} --allow tcp:22 --source-ranges YOUR_ADDRESS/32 --target-tags {door}"]

@@ -87,7 +87,7 @@ run "existing_network" {
   }
   assert {
     condition     = length(azurerm_resource_group.this) + length(azurerm_virtual_network.this) + length(azurerm_network_security_group.this) + length(azurerm_storage_account.checkpoints) == 0
-    error_message = "something is made beside that which exists"
+    error_message = "something is made though it exists already"
   }
   assert {
     condition     = azurerm_role_definition.dispatcher["subnet"].scope == "/subscriptions/s/resourceGroups/net" && azurerm_role_definition.checkpoints.scope == "/subscriptions/s/resourceGroups/data"

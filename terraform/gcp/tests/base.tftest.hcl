@@ -57,11 +57,11 @@ run "defaults" {
     error_message = "traffic inside a fleet is let in by network tag alone"
   }
   assert {
-    condition     = length(google_compute_instance_template.host.network_interface[0].access_config) == 0
+    condition     = length(google_compute_instance_template.this["host"].network_interface[0].access_config) == 0
     error_message = "machines are private unless public_addresses is true"
   }
   assert {
-    condition     = google_compute_instance_template.host.scheduling[0].provisioning_model == null
+    condition     = google_compute_instance_template.this["host"].scheduling[0].provisioning_model == null
     error_message = "the template decides on a market"
   }
   assert {
@@ -92,7 +92,7 @@ run "existing_network" {
   }
   assert {
     condition     = length(google_compute_network.this) == 0 && length(google_compute_router.this) == 0 && length(google_storage_bucket.checkpoints) == 0
-    error_message = "something is made beside that which exists"
+    error_message = "something is made though it exists already"
   }
   assert {
     condition     = output.spotfleet.subnets == ["projects/my-project-123/regions/us-central1/subnetworks/training-us"] && output.spotfleet.network == "projects/my-project-123/global/networks/training"
@@ -138,13 +138,13 @@ run "complete" {
     error_message = "SSH is let in to dispatchers, from ssh_cidrs alone"
   }
   assert {
-    condition     = length(google_compute_router_nat.this) == 0 && length(google_compute_instance_template.host.network_interface[0].access_config) == 1
+    condition     = length(google_compute_router_nat.this) == 0 && length(google_compute_instance_template.this["host"].network_interface[0].access_config) == 1
     error_message = "machines have public addresses"
   }
   assert {
     condition = alltrue([
-      google_compute_instance_template.host.disk[0].disk_encryption_key[0].kms_key_self_link == var.disk_key,
-      google_compute_instance_template.group[0].disk[0].disk_encryption_key[0].kms_key_self_link == var.disk_key,
+      google_compute_instance_template.this["host"].disk[0].disk_encryption_key[0].kms_key_self_link == var.disk_key,
+      google_compute_instance_template.this["group"].disk[0].disk_encryption_key[0].kms_key_self_link == var.disk_key,
       google_compute_instance.dispatcher[0].boot_disk[0].kms_key_self_link == var.disk_key,
       google_compute_disk.dispatcher[0].disk_encryption_key[0].kms_key_self_link == var.disk_key,
       google_storage_bucket.checkpoints[0].encryption[0].default_kms_key_name == var.disk_key,
@@ -152,7 +152,7 @@ run "complete" {
     error_message = "a disk or the bucket does not have the key"
   }
   assert {
-    condition     = google_compute_instance_template.group[0].scheduling[0].provisioning_model == "SPOT" && google_compute_region_instance_group_manager.workers[0].target_size == 4
+    condition     = google_compute_instance_template.this["group"].scheduling[0].provisioning_model == "SPOT" && google_compute_region_instance_group_manager.workers[0].target_size == 4
     error_message = "the group is no Spot group of four"
   }
   assert {

@@ -221,6 +221,23 @@ def test_the_firewall_of_a_shared_vpc_is_left_to_its_owner(gcp, cloud):
     assert "--project host-project-1" in door.fix and "--target-tags spotfleet-f" in door.fix
 
 
+def test_named_network_tags_need_rules_and_those_of_a_fleet_are_not_asked_for(gcp, cloud):
+    """On a base without public addresses the laptop's own address does not matter."""
+    cloud.add_network("lab", auto=False)
+    provider = gcp(network="lab", ssh_from=(), public_addresses=False, network_tags=("lab",),
+                   dispatcher_network_tags=("lab-door",))
+    missing = found(provider)["SSH"]
+    assert [f.level for f in missing] == ["blocker", "warning"]
+    assert "--source-tags lab --target-tags lab" in missing[0].fix and "--target-tags lab-door" in missing[1].fix
+    for rule in ({"name": "in", "source_tags": ["lab"], "target_tags": ["lab"], "allowed": [{"I_p_protocol": "all"}]},
+                 {"name": "ssh", "source_ranges": ["203.0.113.0/24"], "target_tags": ["lab-door"],
+                  "allowed": [{"I_p_protocol": "tcp", "ports": ["22"]}]}):
+        provider.account.change("firewalls", "insert", firewall_resource={
+            **rule, "network": f"projects/{cloud.project}/global/networks/lab", "direction": "INGRESS"})
+    [door] = found(provider)["SSH"]
+    assert door.level == "ok" and "203.0.113.0/24" in door.what
+
+
 def test_rules_and_forgotten_disks_are_listed_and_removed(gcp, cloud):
     provider = gcp()
     for fleet in ("f", "g"):

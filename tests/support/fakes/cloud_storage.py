@@ -4,8 +4,10 @@
         os.environ.update(cloud.environ())         # obstore, and so `ObjectStore("gs://spot/runs")`, comes here
         cloud.objects["spot", "runs/a"].content
 
-A request needs a token that the account's key has signed; `cloud.allowed = False` takes the account's rights. Pages of
-a listing have two keys at most. Source: https://cloud.google.com/storage/docs/xml-api/reference-methods.
+A request needs a token that the account's key has signed; `cloud.allowed = False` takes the account's rights, and
+`cloud.permitted` limits them to these permissions; those that were needed are in `cloud.used`. Pages of a listing have
+two keys at most. Sources: https://cloud.google.com/storage/docs/xml-api/reference-methods and
+https://cloud.google.com/storage/docs/access-control/iam-xml.
 """
 
 from __future__ import annotations
@@ -39,6 +41,15 @@ LEAST_PART_BYTES = 5 << 20  # all parts but the last
 SCOPE = re.compile(r"https://www\.googleapis\.com/auth/(devstorage\.(read_write|full_control)|cloud-platform)")
 QUERIES = {"list-type", "prefix", "delimiter", "continuation-token", "start-after", "max-keys", "uploads", "uploadId",
            "partNumber", "generation"}
+# (method, subresource) -> permissions; a PUT over an existing object needs the right to delete it, too
+NEEDED = {
+    ("GET", "bucket"): {"storage.objects.list"}, ("GET", "object"): {"storage.objects.get"},
+    ("HEAD", "object"): {"storage.objects.get"}, ("PUT", "object"): {"storage.objects.create"},
+    ("DELETE", "object"): {"storage.objects.delete"},
+    ("POST", "upload"): {"storage.multipartUploads.create", "storage.objects.create"},
+    ("PUT", "upload"): {"storage.multipartUploads.create", "storage.objects.create"},
+    ("DELETE", "upload"): {"storage.multipartUploads.abort"},
+}
 Answer = tuple[int, dict[str, str], bytes]
 
 
@@ -73,6 +84,8 @@ class CloudStorage:
         self.objects: dict[tuple[str, str], StoredObject] = {}
         self.uploads: dict[str, tuple[tuple[str, str], dict[int, bytes]]] = {}
         self.requests: list[tuple[str, str]] = []
+        self.permitted: frozenset[str] | None = None  # None: all
+        self.used: set[str] = set()
         self._lock, self._count = threading.Lock(), itertools.count(1)
 
     def __enter__(self) -> CloudStorage:
@@ -108,7 +121,9 @@ class CloudStorage:
         parts = urlsplit(url)
         bucket, _, name = (unquote(text) for text in parts.path[1:].partition("/"))
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
-        if not self.allowed:
+        self.used |= self._needed(method, (bucket, name), query)
+        if not self.allowed or (self.permitted is not None
+                                and not self.permitted >= self._needed(method, (bucket, name), query)):
             raise StorageRefusal(403, "AccessDenied")
         if bucket not in self.buckets:
             raise StorageRefusal(404, "NoSuchBucket")
@@ -170,6 +185,13 @@ class CloudStorage:
                     f"<IsTruncated>{str(more).lower()}</IsTruncated><KeyCount>{len(shown)}</KeyCount>"
                     + (f"<NextContinuationToken>{following}</NextContinuationToken>" if more else "")
                     + "".join(rows[row] for row in shown))
+
+    def _needed(self, method: str, key: tuple[str, str], query: Mapping[str, str]) -> set[str]:
+        """Return the permissions that a request needs."""
+        of_upload = "uploads" in query or "uploadId" in query
+        needed = NEEDED.get((method, "bucket" if not key[1] else "upload" if of_upload else "object"), set())
+        writes = (method == "PUT" and not of_upload) or (method == "POST" and "uploadId" in query)
+        return needed | {"storage.objects.delete"} if writes and key in self.objects else needed
 
     def _multipart(self, method: str, key: tuple[str, str], query: Mapping[str, str], body: bytes) -> Answer:
         named = f"<Bucket>{key[0]}</Bucket><Key>{escape(key[1])}</Key>"

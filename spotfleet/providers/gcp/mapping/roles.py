@@ -1,6 +1,7 @@
 """Custom roles with the least permissions, as `gcloud iam roles create ID --project P --file FILE` reads them. Pure.
 
-Source: IAM, "Create and manage custom roles"; Compute Engine, "Roles and permissions" of each method.
+Source: IAM, "Create and manage custom roles"; Compute Engine, "Roles and permissions" of each method;
+Cloud Storage, "IAM permissions for XML requests".
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ LAPTOP = (*MACHINES, "compute.disks.delete", "compute.disks.list", "compute.fire
           "compute.regions.list", "compute.routers.list", "iam.serviceAccounts.actAs", "iam.serviceAccounts.get",
           "resourcemanager.projects.get", "serviceusage.services.get", "serviceusage.services.list")
 DISPATCHER = (*MACHINES, "iam.serviceAccounts.actAs")
-BUCKET = ("storage.objects.create", "storage.objects.delete", "storage.objects.get", "storage.objects.list")
+BUCKET = ("storage.multipartUploads.abort", "storage.multipartUploads.create", "storage.objects.create",
+          "storage.objects.delete", "storage.objects.get", "storage.objects.list")
 
 
 def document(role: str) -> dict[str, Any]:
