@@ -21,7 +21,7 @@ import yaml
 from spotfleet.providers.aws import AwsProvider
 from spotfleet.providers.aws.mapping import names
 from tests.support.aws.aws_stage import USER, WORK, AwsStage, why_not
-from tests.support.aws.terraform_base import BaseFacts, LaptopTerraform, facts_of
+from tests.support.aws.terraform_base import BaseFacts, UserTerraform, facts_of, on_laptop
 from tests.support.aws.terraform_base import why_not as why_no_terraform
 
 WHY = why_no_terraform() or why_not()
@@ -35,7 +35,7 @@ NOTICE_S = 30.0
 @dataclass
 class Story:
     stage: AwsStage
-    terraform: LaptopTerraform
+    terraform: UserTerraform
     base: frozenset[str] = frozenset()  # what Terraform made
     facts: BaseFacts | None = None  # its rights and rules
 
@@ -46,7 +46,7 @@ def story() -> Iterator[Story]:
     with AwsStage.made() as stage:
         laptop = stage.machines.laptop
         shutil.copytree(MODULE, laptop.path(f"{WORK}/terraform"), ignore=shutil.ignore_patterns(".terraform*"))
-        yield Story(stage, LaptopTerraform(laptop, WORK, {
+        yield Story(stage, on_laptop(laptop, WORK, {
             "AWS_ENDPOINT_URL": stage.machines.endpoint, "AWS_ACCESS_KEY_ID": "AKIAOWNEROFTHEFAKE01",
             "AWS_SECRET_ACCESS_KEY": "the-owners-secret-of-the-fake"}))
 
@@ -62,7 +62,7 @@ def things(stage: AwsStage) -> frozenset[str]:
 
 
 def plan_differs(story: Story) -> str:
-    return story.terraform.plan(EXAMPLE, f"my_address={story.stage.machines.laptop.address}/32")
+    return story.terraform.plan(EXAMPLE, "-var", f"my_address={story.stage.machines.laptop.address}/32")
 
 
 def test_the_readme_s_commands_make_the_base_and_a_second_plan_changes_nothing(story: Story):

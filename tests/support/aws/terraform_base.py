@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from spotfleet.providers.aws.mapping import names
@@ -13,32 +16,47 @@ from tests.support.aws.terraform import why_not as why_not
 from tests.support.network.machines import Machine
 
 COMMAND_S = 900.0
+QUIET = {"TF_IN_AUTOMATION": "1", "TF_INPUT": "0", "TF_CLI_ARGS": "-no-color", "AWS_EC2_METADATA_DISABLED": "true"}
 
 
 @dataclass(frozen=True)
-class LaptopTerraform:
-    """Terraform as a user runs it on the laptop, in the folder `work`. AWS's provider is in a mirror."""
+class UserTerraform:
+    """Terraform as a user runs it. `execute` runs one command: `on_laptop` or `here`."""
 
-    laptop: Machine
-    work: str
-    env: dict[str, str]
+    execute: Callable[..., subprocess.CompletedProcess[str]]
 
     def run(self, *words: str, ok: bool = True) -> subprocess.CompletedProcess[str]:
-        self.laptop.path("/root/.terraformrc").write_text(
-            f'disable_checkpoint = true\nprovider_installation {{\n  filesystem_mirror {{\n    path    = "{mirror()}"\n'
-            f'    include = ["{PROVIDER}"]\n  }}\n}}\n')
-        env = self.env | {"TF_IN_AUTOMATION": "1", "TF_INPUT": "0", "TF_CLI_ARGS": "-no-color",
-                          "AWS_EC2_METADATA_DISABLED": "true"}
-        done: subprocess.CompletedProcess[str] = self.laptop.run(
-            "terraform", *words, ok=False, cwd=self.work, env=env, timeout_s=COMMAND_S)
+        done = self.execute(*words)
         assert not ok or done.returncode == 0, f"terraform {' '.join(words)}\n{done.stdout[-4000:]}\n{done.stderr}"
         return done
 
-    def plan(self, folder: str, variable: str) -> str:
+    def plan(self, folder: str, *variables: str) -> str:
         """Return the plan's text if another apply would change anything; else ""."""
-        done = self.run(f"-chdir={folder}", "plan", "-detailed-exitcode", "-var", variable, ok=False)
+        done = self.run(f"-chdir={folder}", "plan", "-detailed-exitcode", *variables, ok=False)
         assert done.returncode in (0, 2), f"{done.stdout}\n{done.stderr}"
         return done.stdout if done.returncode else ""
+
+
+def on_laptop(laptop: Machine, work: str, env: dict[str, str]) -> UserTerraform:
+    """Return Terraform in the folder `work` of the laptop."""
+    laptop.path("/root/.terraformrc").write_text(settings())
+    return UserTerraform(lambda *words: laptop.run("terraform", *words, ok=False, cwd=work, env=env | QUIET,
+                                                   timeout_s=COMMAND_S))
+
+
+def here(work: Path, env: dict[str, str]) -> UserTerraform:
+    """Return Terraform in the folder `work` of this machine."""
+    file = work / "cli.tfrc"
+    file.write_text(settings())
+    all_of_it = os.environ | env | QUIET | {"TF_CLI_CONFIG_FILE": str(file)}
+    return UserTerraform(lambda *words: subprocess.run(["terraform", *words], cwd=work, text=True, capture_output=True,
+                                                       check=False, env=all_of_it, timeout=COMMAND_S))
+
+
+def settings() -> str:
+    """Return Terraform's own configuration: AWS's provider comes from a mirror."""
+    return (f'disable_checkpoint = true\nprovider_installation {{\n  filesystem_mirror {{\n    path    = "{mirror()}"\n'
+            f'    include = ["{PROVIDER}"]\n  }}\n}}\n')
 
 
 @dataclass(frozen=True)

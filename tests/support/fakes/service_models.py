@@ -13,7 +13,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 MODELS = {"servicequotas": "service-quotas"}
-LETTERS = {r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s", r"\p{M}": r"\w", r"\p{P}": r"!-/:-@\[-`{-~"}
+LETTERS = {r"\uD800\uDC00-\uDBFF\uDFFF": r"\U00010000-\U0010ffff", r"\p{L}": r"\w",
+           r"\p{N}": r"\d", r"\p{Z}": r"\s", r"\p{M}": r"\w", r"\p{P}": r"!-/:-@\[-`{-~"}
 FILTERS = re.compile(r"<li>\s*<p>\s*<code>([^<]+)</code>")  # names in the documentation of a listing
 FILTER_VALUES = 200  # EC2's maximum per request
 # Values that services use though an enum lacks them: new instance types, a feature of them in EC2's recorded

@@ -75,7 +75,7 @@ def _of_ec2(cloud: AwsCloud, region: str) -> Iterator[Thing]:
         ("vpc", backend.vpcs),
         ("internet-gateway", backend.internet_gateways),
         ("route-table", backend.route_tables),
-        ("nat-gateway", backend.nat_gateways),
+        ("nat-gateway", [id for id, gateway in backend.nat_gateways.items() if gateway.state != "deleted"]),
         ("vpc-endpoint", [id for id, point in backend.vpc_end_points.items() if point.state != "deleted"]),
         ("snapshot", backend.snapshots),
     ):
