@@ -176,6 +176,7 @@ def test_the_installed_unit_starts_an_agent_that_joins_and_trains_and_nothing_is
         [agent] = stage.agents.values()
         said = host.log(agent.folder)
         assert "pip" not in said.replace("inherit.py", "") and "fetches" not in said
+        assert "provision.sh --configure" in said  # which found nothing to do
         assert (agent.environment / "complete").stat().st_mtime_ns == agent.made_at
         assert (agent.folder / "state").read_text().split()[::2] == ["running", "spotfleet.agent"]
 
