@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spotfleet import config, providers
 from spotfleet.api.home import FleetDir, Home
-from spotfleet.api.machine import load_provider, provider_config
+from spotfleet.api.machine import DispatcherMachine, load_provider, provider_config
 from spotfleet.config import base as contracts
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.model import FleetSpec
 from spotfleet.plugins import Base, Machines
+from spotfleet.protocol.libraries import differs, nccl_of
+from spotfleet.protocol.messages import JobStatus
 from spotfleet.providers import ExistingMachines, Finding, ManagedResources, Provider
 from spotfleet.providers.plugin import plugin_of
 from spotfleet.version import __version__
+
+PATIENCE_S = 2.0  # the other findings need no dispatcher
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,25 @@ def _of_base(spec: FleetSpec, base: Base) -> Iterator[Finding]:
 
 def _of_fleet(folder: FleetDir) -> Iterator[Finding]:
     yield from _load_findings(lambda: load_provider(folder.record, folder), folder.record.spec, wanted=True)
+    yield from _libraries(folder)
+
+
+def _libraries(folder: FleetDir) -> Iterator[Finding]:
+    """Yield the version of NCCL of each running job, from the dispatcher; nothing where that does not answer."""
+    url = folder.record.url
+    jobs: Sequence[JobStatus] = ()
+    if url:
+        with suppress(SpotfleetError):
+            jobs = DispatcherMachine(folder).client(url, PATIENCE_S).status().jobs
+    yield from (nccl_finding(job) for job in jobs if nccl_of(job))
+
+
+def nccl_finding(job: JobStatus) -> Finding:
+    if differs(job):
+        return Finding(f"{job.job}: {nccl_of(job)}", "warning",
+                       "start its hosts from one image (docs/images.md), or pin torch in `environment.packages`",
+                       "NCCL")
+    return Finding(f"{job.job}: {nccl_of(job)}", about="NCCL")
 
 
 def _of_any(home: Home, name: str, *, wanted: bool) -> Iterator[Finding]:

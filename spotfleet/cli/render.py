@@ -10,6 +10,7 @@ from spotfleet.cli.tables import columns, flow, shown, table
 from spotfleet.fleet.planner.plan import Launch
 from spotfleet.fleet.planner.pool_choice import at
 from spotfleet.model import HostState, JobState, Market, Nodes, Offer
+from spotfleet.protocol.libraries import nccl_of
 from spotfleet.protocol.messages import FleetStatus, HostStatus, JobStatus
 from spotfleet.providers.plugin import RegionRow
 from spotfleet.words import counted, dollars
@@ -175,7 +176,8 @@ def fleet_status(status: FleetStatus) -> str:
         lines += ["", hosts(status.hosts)]
     if status.jobs:
         lines += ["", jobs(status.jobs), *(f"{j.job}: {j.step_why}" for j in status.jobs if j.step_why),
-                  *(line for j in status.jobs for line in slow_workers(j))]
+                  *(line for j in status.jobs for line in slow_workers(j)),
+                  *(f"{j.job}: {line}" for j in status.jobs if (line := nccl_of(j)))]
     return flow("\n".join(lines))
 
 

@@ -110,6 +110,7 @@ class WorkerReport:
     outside: int = 0  # optimizer steps outside `elastic.run`, while it has not been entered
     together: bool = False  # those steps used collectives of the group: without a peer they cannot go on
     diverged: str = ""  # ranks of its generation that should be equal are not: none of their states may be trained on
+    nccl: str = ""  # version of NCCL that its torch has, "2.28.9"; empty: none, or an older worker
 
 
 @dataclass(frozen=True)
@@ -389,6 +390,7 @@ class WorkerStatus:
     rank: int  # -1: not in the generation
     stage: str
     version: int
+    nccl: str = ""  # as in WorkerReport
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,11 @@ def nccl_built() -> int:
     return major * 10000 + minor * 100 + patch
 
 
+def nccl_version() -> str:
+    """Return the version of the NCCL that is loaded, "2.29.7"; "" for a torch without it. Needs no GPU."""
+    return ".".join(map(str, torch.cuda.nccl.version()[:3])) if dist.is_nccl_available() else ""
+
+
 def ddl_built() -> bool:
     return False
 

@@ -32,6 +32,7 @@ from spotfleet.train import default_group, watch
 from spotfleet.train.comm import backends
 from spotfleet.train.comm.group import Group
 from spotfleet.train.data.sampler import Elastic
+from spotfleet.train.features import nccl_version
 from spotfleet.train.gradients.optimizer_tag import OptimizerList, handle_of
 from spotfleet.train.iteration import CheckpointWriter, IterationEvents
 from spotfleet.train.outside import OutsideSteps
@@ -69,6 +70,7 @@ class Runtime(IterationEvents):
         self.resizer: Resizer | None = None
         self._calls: FunctionCalls | None = None
         self._backend = ""  # that of the generations formed here
+        self._nccl = nccl_version()
         self._layout: tuple[int, ...] = ()  # that of the newest one
         self.watchers = watch.watchers(self, environ)
         self._reported_wanted = 0  # the last one reported: a report at each step would cost too much
@@ -284,6 +286,7 @@ class Runtime(IterationEvents):
     def live(self) -> dict[str, Any]:
         version = self.state.reported_version if self.state is not None else 0
         return {"version": version, "waits": waits_for_peers(), "backend": self._backend,
+                "nccl": self._nccl,
                 "step_s": self._steps.step_s, "cost": self._steps.cost(self.group), "repeated": self.repeated,
                 "recomputed": self.recomputed, **self.outside.fields(self.group, self.optimizers)}
 

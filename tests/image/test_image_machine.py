@@ -7,27 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import shlex
 import signal
-import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
 from spotfleet import bundle
-from spotfleet.bootstrap import HostPlan, cloud_init, image, script
+from spotfleet.bootstrap import cloud_init, script
 from spotfleet.bootstrap.wheel import build
 from spotfleet.codec import to_json
 from spotfleet.model import JobSpec
 from spotfleet.providers import LaunchRequest
 from tests.image.conftest import provision
 from tests.support.dispatcher.fake_fleet import Stage, spec
+from tests.support.image import host
 from tests.support.image.debian import Debian
+from tests.support.image.host import UNIT
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
-UNIT = "/etc/systemd/system/spotfleet-host.service"
 SLOW_S = 240.0  # on a busy machine: torch is imported from a cold disk
 TRAIN = """
 import torch
@@ -108,36 +106,20 @@ def test_what_apt_would_install_for_gpus_is_known_to_its_archive(image: Debian):
 
 
 class ImageHost:
-    """The host that a launch makes of the image: user data's files, then the command line of the installed unit."""
+    """The agent of a launch, as `Stage` wants it."""
 
     def __init__(self, machine: Debian, request: LaunchRequest) -> None:
-        wheel = build()
-        plan = HostPlan(request.request_id, request.fleet, request.role, request.boot.module, request.boot.files,
-                        wheel.name, wheel.sha256, image.environment(), root=cloud_init.ROOT, power_off=True)
-        made = yaml.safe_load(cloud_init.user_data(plan, user="ubuntu", authorized_keys=[], host_key=None))
-        assert "packages" not in made
-        for file in made["write_files"]:
-            path = machine.path(file["path"])
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(file["content"])
-            path.chmod(int(file["permissions"], 8))
-        self.folder = machine.path(f"{cloud_init.ROOT}/{request.request_id}")
-        self.environment = machine.path(f"{cloud_init.ROOT}/envs/{script.environment_digest(plan)}")
+        wanted = host.plan(build(), request.request_id, request.boot.files)
+        self.folder = host.folder_of(machine, wanted)
+        self.environment = machine.path(f"{cloud_init.ROOT}/envs/{script.environment_digest(wanted)}")
         assert (self.environment / "complete").exists(), "the image has another environment than its hosts use"
         self.made_at = (self.environment / "complete").stat().st_mtime_ns
-        command = next(line.removeprefix("ExecStart=") for line in machine.path(UNIT).read_text().splitlines()
-                       if line.startswith("ExecStart="))
-        argv = [word.replace("$$", "$") for word in shlex.split(command)]
-        self.process = subprocess.Popen(machine.argv(argv), stdin=subprocess.DEVNULL)
+        self.process = host.boot(machine, wanted)
         self.task = asyncio.create_task(asyncio.to_thread(self.process.wait))
 
     def end(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)  # --kill-child ends all of its namespace
-
-    def log(self) -> str:
-        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')}" for name in
-                         ("bootstrap.log", "console.log") if (path := self.folder / name).exists())
 
 
 class ImageStage(Stage):
@@ -188,12 +170,15 @@ def test_the_installed_unit_starts_an_agent_that_joins_and_trains_and_nothing_is
         try:
             ended = await stage.stands(name, "succeeded", SLOW_S)
         except AssertionError as error:
-            raise AssertionError("\n".join([str(error), *(a.log() for a in stage.agents.values())])) from error
+            logs = [host.log(agent.folder) for agent in stage.agents.values()]
+            raise AssertionError("\n".join([str(error), *logs])) from error
         assert ended.version == 3
-        [host] = stage.agents.values()
-        assert "pip" not in host.log().replace("inherit.py", "") and "fetches" not in host.log()
-        assert (host.environment / "complete").stat().st_mtime_ns == host.made_at
-        assert "running spotfleet.agent" in " ".join((host.folder / "state").read_text().split()[::2])
+        [agent] = stage.agents.values()
+        said = host.log(agent.folder)
+        assert "pip" not in said.replace("inherit.py", "") and "fetches" not in said
+        assert "provision.sh --configure" in said  # which found nothing to do
+        assert (agent.environment / "complete").stat().st_mtime_ns == agent.made_at
+        assert (agent.folder / "state").read_text().split()[::2] == ["running", "spotfleet.agent"]
 
     play(tmp_path, scene)
 

@@ -12,6 +12,7 @@ import spotfleet.train as hvd
 from spotfleet.errors import UsageError
 from spotfleet.train import current
 from spotfleet.train.comm.gloo import GlooGroup
+from spotfleet.train.runtime import Runtime
 from spotfleet.worker.errors import CommBroken
 
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -229,3 +230,11 @@ def test_what_a_script_asks_about_the_build():
     assert hvd.gloo_built() and hvd.gloo_enabled()
     assert hvd.cuda_built() == (torch.version.cuda is not None) and hvd.rocm_built() == (torch.version.hip is not None)
     assert bool(hvd.nccl_built()) == (torch.cuda.is_available() and torch.distributed.is_nccl_available())
+
+
+def test_a_worker_reports_the_nccl_of_its_torch_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 29, 7))
+    assert Runtime({}).live()["nccl"] == "2.29.7"
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    assert Runtime({}).live()["nccl"] == ""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from spotfleet.dispatcher.jobs import failures
 from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.protocol.messages import JobStatus, WorkerStatus
+
+VERSION = re.compile(r"\d{1,3}(\.\d{1,3}){1,3}")  # a host reports it: no other text is shown
 
 
 def _remark(job: ManagedJob) -> str:
@@ -15,7 +19,8 @@ def job_status(job: ManagedJob, now: float) -> JobStatus:
     """Build the job's status; `now` is Unix time."""
     record, group, newest = job.record, job.membership, job.checkpoints.newest
     ranks = {name: rank for rank, name in enumerate(group.members)}
-    workers = tuple(WorkerStatus(w.name, w.host, ranks.get(w.name, -1), w.report.stage.value, w.report.version)
+    workers = tuple(WorkerStatus(w.name, w.host, ranks.get(w.name, -1), w.report.stage.value, w.report.version,
+                                 w.report.nccl if VERSION.fullmatch(w.report.nccl) else "")
                     for w in job.workers.live())
     waits = job.checkpoints.offer().wait if group.needs_restore else ""
     told = "" if job.state.ended else failures.clauses(record.tail)
