@@ -101,7 +101,6 @@ class ElasticJob:
         self._next_look = {"drains": 0.0, "nodes": 0.0}
         self._draining: dict[str, Leaving] = {}
         self._unlisted: dict[str, Leaving] = {}
-        self._cooldown = Cooldown(params.cooldown_range)
         self._stop = threading.Event()
         self.logs: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self.changes: list[str] = []  # each change of membership, in one line
@@ -112,6 +111,7 @@ class ElasticJob:
     def _begin_run(self) -> None:
         self._key = secrets.token_hex(16)
         self._work: TrainingCall | None = None
+        self._cooldown = Cooldown(self.params.cooldown_range)
         self._outcomes: dict[str, Outcome] = {}
         self._outside: tuple[str, Outcome] | None = None  # a worker that lost a peer outside of elastic.run
         self._last_error = ""
