@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from spotfleet.agent.processes.zygote import QUIET
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.ray.functions import by_value, check_sendable
 from spotfleet.ray.installed import connected_ray
@@ -142,8 +143,9 @@ class ElasticExecutor:
         return self._local
 
     def _local_end(self, callbacks: list[Callable[[Any], Any]]) -> RunEnd:
-        pump(self._job(), callbacks)
-        return self._job().result()
+        job = self._job()
+        pump(job, callbacks)
+        return job.result()
 
     def _remote_end(self, callbacks: list[Callable[[Any], Any]]) -> RunEnd:
         ray = connected_ray()
@@ -274,7 +276,8 @@ class RayExecutor:
 
 def environment(params: ElasticParams, more: dict[str, str] | None) -> dict[str, str]:
     """Return the variables that each actor sets before it imports torch."""
-    return {"OMP_NUM_THREADS": str(max(1, int(params.cpus_per_worker))), "PYTHONUNBUFFERED": "1", **(more or {})}
+    threads = str(max(1, int(params.cpus_per_worker)))
+    return {**QUIET, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", **(more or {})}
 
 
 def check_gpus(ray: Any, params: ElasticParams) -> None:

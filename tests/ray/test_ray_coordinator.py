@@ -16,6 +16,7 @@ from spotfleet.ray import logger
 from spotfleet.ray.run.coordinator import Coordinator, Leaving
 from spotfleet.ray.run.line import ControlServer
 from spotfleet.worker.control import TCP, AgentLine, connect
+from spotfleet.worker.handshake import MAC, NONCE
 
 KEY = "key"
 
@@ -168,6 +169,10 @@ def test_a_stranger_without_the_key_is_no_worker(toys):
     with pytest.raises(ConnectionError):
         connect(fleet.coordinator.path, "another")
     connect(fleet.coordinator.path, KEY).close()
+    with socket.create_connection(split(fleet.coordinator.path.removeprefix(TCP)), timeout=30) as sock:
+        nonce = sock.recv(NONCE)
+        sock.sendall(nonce + bytes(MAC))
+        assert sock.recv(MAC) == b"", "an answer to a client with a wrong proof"
 
 
 def test_a_worker_does_not_talk_to_a_server_that_lacks_the_key():

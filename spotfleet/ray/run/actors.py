@@ -16,9 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from spotfleet.agent.processes.zygote import modules_of
 from spotfleet.ray.installed import About, load_ray, own_python
 
-WARM = ("spotfleet.train.runtime", "spotfleet.train.elastic", "spotfleet.train.gradients.optimizer", "torch._dynamo")
+WARM = ("torch", "torch._dynamo")
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class TrainingActor:
 
     def __init__(self, env: dict[str, str], warm: tuple[str, ...]) -> None:
         os.environ.update(env)
-        for module in warm:  # seconds, which no other worker waits for
+        # Seconds, which no other worker waits for. Without the runtime's rarer modules the first loss would wait.
+        for module in (*warm, *modules_of(("spotfleet.worker", "spotfleet.train"))):
             importlib.import_module(module)
         self._executable: Any = None
         self._work = ""

@@ -1,4 +1,4 @@
-"""Loop of one elastic run, in a thread of the driver or of a detached actor.
+"""Loops of one elastic run, in threads of the driver or of a detached actor.
 
     actors asked for --ready--> named, added to the coordinator, train --returned--> results by rank
             ^                          |
@@ -7,6 +7,9 @@
 The run ends when the functions of all ranks have returned, or when one raises an error of its own. It fails also when
 fewer than `min_workers` train for `elastic_timeout`, after `reset_limit` changes, and when workers end again and again
 without a step.
+
+Threads: one decides, `_loop`, and waits for nothing but news. Another one, `_tend`, does all that waits for Ray's
+control service: it looks at the nodes, asks for actors and ends them. `_lock` guards all fields.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from spotfleet.ray.run.pool import ActorPool, ActorSpec, CallEnded, Ready
 from spotfleet.ray.run.staffing import ActorStage, Cooldown, StaffMember, room_on, staff_change
 
 TICK_S = 0.05
+TEND_S = 0.1
 DRAINS_EVERY_S = 0.25
 NODES_EVERY_S = 1.0
 UNLISTED_S = 30.0  # for workers on a node that the discovery lists no more
@@ -101,17 +105,21 @@ class ElasticJob:
         self._next_look = {"drains": 0.0, "nodes": 0.0}
         self._draining: dict[str, Leaving] = {}
         self._unlisted: dict[str, Leaving] = {}
-        self._cooldown = Cooldown(params.cooldown_range)
         self._stop = threading.Event()
+        self._staff_news = threading.Event()
+        self._to_end: list[int] = []  # actors
         self.logs: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self.changes: list[str] = []  # each change of membership, in one line
         self._begin_run()
+        self._tender = threading.Thread(target=self._tend, name="spotfleet-elastic-staff", daemon=True)
         self._thread = threading.Thread(target=self._loop, name="spotfleet-elastic-job", daemon=True)
+        self._tender.start()
         self._thread.start()
 
     def _begin_run(self) -> None:
         self._key = secrets.token_hex(16)
         self._work: TrainingCall | None = None
+        self._cooldown = Cooldown(self.params.cooldown_range)
         self._outcomes: dict[str, Outcome] = {}
         self._outside: tuple[str, Outcome] | None = None  # a worker that lost a peer outside of elastic.run
         self._last_error = ""
@@ -175,13 +183,31 @@ class ElasticJob:
             with self._lock:
                 if self._work is not None and not self.ended.is_set():
                     self._finish(RunEnd(error=SpotfleetError("the executor was shut down while it trained")))
-                self._pool.close()
+            self._stop.set()
+            self._tender.join()
+            self._pool.close()
+
+    def _tend(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._staff_news.wait(TEND_S)
+                self._staff_news.clear()
+                self._look(time.monotonic())
+                with self._lock:
+                    start = self._staff(time.monotonic())
+                    end, self._to_end = self._to_end, []
+                for number in end:
+                    self._pool.end(number)
+                for number, node in start:
+                    self._pool.ask(number, node)
+        except Exception as error:  # noqa: BLE001 - the thread of run() raises it
+            with self._lock:
+                self._finish(RunEnd(error=error))
 
     def _step(self, now: float) -> None:
         for event in self._pool.take():
             if event.number in self._actors:
                 self._on_ready(event) if isinstance(event, Ready) else self._on_ended(event, now)
-        self._look(now)
         coordinator = self._coordinator
         if coordinator is not None and not self.ended.is_set():
             self._train_idle(coordinator)
@@ -191,7 +217,6 @@ class ElasticJob:
                 self._note(change)
             self._cooldown.progressed(coordinator.standing().version)
             self._check_end(coordinator, now)
-        self._staff(now)
 
     def _on_ready(self, event: Ready) -> None:
         actor = self._actors[event.number]
@@ -220,7 +245,8 @@ class ElasticJob:
         actor = self._actors.pop(number)
         if self._coordinator is not None and actor.name:
             self._coordinator.ended(actor.name)
-        self._pool.end(number)
+        self._to_end.append(number)
+        self._staff_news.set()
 
     def _train_idle(self, coordinator: Coordinator) -> None:
         """Let warm actors train; the first ones once there are enough of them."""
@@ -253,18 +279,20 @@ class ElasticJob:
         if now >= self._next_look["nodes"]:
             self._next_look["nodes"] = now + NODES_EVERY_S
             nodes = drains.alive_nodes()
-            self._rooms = {n: room_on(r, self.params.cpus_per_worker, self.params.gpus) for n, r in nodes.items()}
-            self._gpus = {n: int(r.get("GPU", 0)) for n, r in nodes.items()}
-            if self._discovery is not None:
-                self._discover(now)
+            listed = self._discovery.find_available_hosts_and_slots() if self._discovery is not None else None
+            with self._lock:
+                self._rooms = {n: room_on(r, self.params.cpus_per_worker, self.params.gpus) for n, r in nodes.items()}
+                self._gpus = {n: int(r.get("GPU", 0)) for n, r in nodes.items()}
+                if listed is not None:
+                    self._use_only(listed, now)
         if now >= self._next_look["drains"]:
             self._next_look["drains"] = now + DRAINS_EVERY_S
-            self._draining = {n: Leaving(now + left_s, "notice") for n, left_s in drains.draining().items()}
+            found = drains.draining()
+            with self._lock:
+                self._draining = {n: Leaving(now + left_s, "notice") for n, left_s in found.items()}
 
-    def _discover(self, now: float) -> None:
+    def _use_only(self, listed: dict[str, int], now: float) -> None:
         """Use the hosts of the user's discovery only: workers elsewhere leave."""
-        assert self._discovery is not None
-        listed = self._discovery.find_available_hosts_and_slots()
         self._rooms = {n: min(slots, self._rooms.get(n, 0)) for n, slots in listed.items()}
         nodes = {a.node for a in self._actors.values() if a.node}
         self._unlisted = {n: self._unlisted.get(n, Leaving(now + UNLISTED_S, "drain"))
@@ -287,7 +315,8 @@ class ElasticJob:
         idle = sum(a.stage is ActorStage.IDLE for a in self._actors.values())
         return idle + max(0, min(asked, sum(self._rooms.values()) - here))
 
-    def _staff(self, now: float) -> None:
+    def _staff(self, now: float) -> list[tuple[int, str]]:
+        """Note the actors to end; return those to start, each with its node."""
         coordinator = self._coordinator
         members = frozenset(coordinator.membership.members) if coordinator is not None else frozenset()
         staff = [StaffMember(n, a.stage, a.name in members, a.node in self._draining or a.node in self._unlisted,
@@ -297,9 +326,11 @@ class ElasticJob:
         change = staff_change(staff, self._wanted(), complete=complete)
         for number in change.end:
             self._drop(number)
-        if now >= self._cooldown.until:
-            for _ in range(change.start):
-                self._actors[self._pool.ask(self._place())] = _Actor()
+        start = []
+        for _ in range(change.start if now >= self._cooldown.until else 0):
+            start.append((number := self._pool.number(), node := self._place()))
+            self._actors[number] = _Actor(node=node)
+        return start
 
     def _place(self) -> str:
         """Return the node for the next actor; "": Ray chooses."""
@@ -357,7 +388,8 @@ class ElasticJob:
         self.ended.set()
         for number in [n for n, a in self._actors.items() if a.stage is ActorStage.RUNS]:
             self._actors.pop(number)
-            self._pool.end(number)
+            self._to_end.append(number)
+        self._staff_news.set()
 
     def _note(self, change: Change) -> None:
         if isinstance(change, Ordered | Evicted):

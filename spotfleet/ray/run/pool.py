@@ -1,6 +1,8 @@
 """Actors of an executor: asked for, ready, running, ended. One that cannot be placed is Ray's request for more nodes.
 
-Threads: `take` may be called by any thread; Ray's own threads put results into the queue.
+`ask` and `end` wait for answers of Ray's control service; `train` and `take` do not.
+
+Threads: any; Ray's own put results into the queue.
 """
 
 from __future__ import annotations
@@ -53,10 +55,13 @@ class ActorPool:
         self._events: queue.SimpleQueue[Ready | CallEnded] = queue.SimpleQueue()
         self._numbers = 0
 
-    def ask(self, node: str = "") -> int:
-        """Ask for an actor; on `node` only, if it is given. Return its number."""
+    def number(self) -> int:
+        """Return the number of the next actor."""
         self._numbers += 1
-        number = self._numbers
+        return self._numbers
+
+    def ask(self, number: int, node: str = "") -> None:
+        """Ask for an actor; on `node` only, if it is given."""
         strategy: Any = "SPREAD"
         if node:
             strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
@@ -65,7 +70,6 @@ class ActorPool:
                                      scheduling_strategy=strategy).remote(self.spec.env, self.spec.warm)
         self._handles[number] = handle
         self._watch(handle.about.remote(), number, ready=True)
-        return number
 
     def train(self, number: int, env: dict[str, str], function: Any, args: Any, kwargs: Any) -> None:
         """Run a function in the actor; `function` and the arguments may be references to objects of Ray."""

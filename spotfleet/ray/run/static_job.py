@@ -67,7 +67,9 @@ class StaticJob:
                                  hint="ElasticExecutor goes on without it") from error
 
     def _place(self, limit_s: float) -> list[Any]:
-        numbers = [self._pool.ask() for _ in range(self._count)]
+        numbers = [self._pool.number() for _ in range(self._count)]
+        for number in numbers:
+            self._pool.ask(number)
         refs = [self._pool.handle(n).about.remote() for n in numbers]
         ready, _ = self._ray.wait(refs, num_returns=len(refs), timeout=limit_s)
         if len(ready) < len(refs):

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 NOT_THE_SCRIPT = (f"{Path(__file__).parents[2]}/", f"{Path(torch.__file__).parent}/", "<")
+LAUNCHER = f"{Path(__file__).parents[2]}/ray/"  # calls the script's function; Ray's files around it take long to parse
 _parsing = threading.Lock()  # Python 3.11 cannot parse in two threads at once
 
 
@@ -175,7 +176,7 @@ def _frames() -> list[FrameType]:
 
 
 def _of_script(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
+    while frame is not None and not frame.f_code.co_filename.startswith(LAUNCHER):
         if not frame.f_code.co_filename.startswith(NOT_THE_SCRIPT):
             yield frame
         frame = frame.f_back
