@@ -105,7 +105,7 @@ def _libraries(folder: FleetDir) -> Iterator[Finding]:
 def nccl_finding(job: JobStatus) -> Finding:
     if differs(job):
         return Finding(f"{job.job}: {nccl_of(job)}", "warning",
-                       "start its hosts from one image (docs/images.md), or pin torch in `environment.packages`",
+                       "start its hosts from one image (docs/clouds/images.md), or pin torch in `environment.packages`",
                        "NCCL")
     return Finding(f"{job.job}: {nccl_of(job)}", about="NCCL")
 
