@@ -595,7 +595,7 @@ def kill(host: Host, cluster: Cluster = "") -> None:
     call("write", "interrupt", cluster, host, None)
 
 
-ImageCloud = Annotated[str, typer.Argument(metavar="PROVIDER", help="aws or gcp.", show_default=False)]
+ImageCloud = Annotated[str, typer.Argument(metavar="PROVIDER", help="The cloud.", show_default=False)]
 ImageFile = Annotated[Path | None, typer.Option("-f", "--file", metavar="FILE", show_default=False,
                                                 help="A fleet file, for the section of its cloud.")]
 ImageRegion = Annotated[str, typer.Option("--region", metavar="REGION", show_default=False,

@@ -14,7 +14,7 @@ from tests.support.containers.root_fs import torch_mount
 from tests.support.e2e.e2e_stage import Stage, hosts_of, output, trains, wait_for
 from tests.support.e2e.launched import DDP
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 
 def test_all_three_kinds_of_jobs_recover_in_containers_and_down_leaves_nothing(stage: Stage, root: Path):  # noqa: F811

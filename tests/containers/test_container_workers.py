@@ -17,7 +17,7 @@ from spotfleet.protocol.messages import Exit
 from tests.agent.workers.test_agent_sockets import TALK
 from tests.support.agent.agent_stage import HOST, Stage, all_gone, eventually
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]  # the first one makes the root file system
 
 FIRST, SECOND = f"{HOST}/0/1", f"{HOST}/1/1"
 FOREVER = "trap '' TERM; echo begun; while :; do sleep 0.1; done"

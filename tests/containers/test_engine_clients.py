@@ -13,7 +13,7 @@ from spotfleet.protocol.messages import Exit, WorkerState
 from tests.support.agent.agent_stage import HOST, Stage, eventually
 from tests.support.containers.fake_engine import EngineWorld, FakeEngines
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]  # the first one makes the root file system
 
 ENGINES = ("docker", "podman")
 IMAGE, PRIVATE, PASSWORD = "debian:12", "registry.example.com/team/debian:12", "correct-horse-battery"

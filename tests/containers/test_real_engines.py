@@ -13,7 +13,7 @@ from spotfleet.model import ContainerSpec
 from tests.support.agent.agent_stage import HOST, Stage, all_gone, eventually
 from tests.support.containers.real_engines import IMAGE, RealEngine, why_not
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]  # the first one makes the root file system
 
 FIRST, SECOND, THIRD = f"{HOST}/0/1", f"{HOST}/1/1", f"{HOST}/0/3"
 WAITING = "import os, time\nprint('begun', os.getppid(), open('/made').read())\ntime.sleep(1000)\n"

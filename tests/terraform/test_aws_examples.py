@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,9 @@ from spotfleet.config import base
 from spotfleet.plugins import BASE_TAG
 from tests.support.aws.terraform_base import UserTerraform, here, why_not
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(1800), pytest.mark.skipif(bool(why_not()),
-                                                                                   reason=why_not() or "-")]
+LONG = pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="the long form: SPOTFLEET_LONG=1")
+pytestmark = [pytest.mark.processes, LONG, pytest.mark.timeout(1800),
+              pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
 MODULE = Path(__file__).parents[2] / "terraform" / "aws"
 KEY = "arn:aws:kms:us-east-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 

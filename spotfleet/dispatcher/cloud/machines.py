@@ -75,6 +75,7 @@ class HostController:
         self._waits = ""  # the reason that the last tick waited
         self._problems: list[str] = []  # problems of machines that existed before the fleet
         self._archive_error = ""  # that was reported last
+        self._refused = False  # the last tick requested a host that was refused: another pool may have room
         self._ended_at = 0.0  # Unix: the last host of a fleet that goes down has ended
         self._forward_s = 0.0  # the time was wrong by this so far, and the ledger does not have it yet
         self.doing: dict[str, str] = {}  # host -> the installation step of its machine
@@ -140,7 +141,7 @@ class HostController:
                 await self._finish()
                 await wait_set(self._core.tick_due, pause_s(
                     self._core.journal.state.hosts, lost=self._someone_was_lost(), limited=self._limited,
-                    settled=self._core.settled))
+                    settled=self._core.settled, refused=self._refused))
         finally:
             if listening is not None:
                 listening.cancel()
@@ -190,6 +191,8 @@ class HostController:
                 log.warning("machines: %s", done[0].why)
         self.tick_s = time.monotonic() - began
         self._waits = "; ".join(a.why for a in done if isinstance(a, Wait))
+        requested = [ledger.state().host(a.request_id) for a in done if isinstance(a, reconcile.Launch)]
+        self._refused = any(host is not None and host.was_refused for host in requested)
         silent = next((a.error for a in done if isinstance(a, reconcile.NoAnswer)), "")
         if self._outage.failed(silent) if silent else self._outage.answered():
             log.warning("%s: %s", self._provider.name, silent or "answers again")
@@ -396,11 +399,12 @@ class HostController:
             log.error("the archive is given up without a record of it in %s: %s", target, error)
 
 
-def pause_s(hosts: Sequence[Host], *, lost: bool, limited: bool, settled: bool) -> float:
-    """Return the time until the next tick. `lost`: an agent has just disconnected; `limited`: see QUIET_TICK_S."""
+def pause_s(hosts: Sequence[Host], *, lost: bool, limited: bool, settled: bool, refused: bool = False) -> float:
+    """Return the time until the next tick. `lost`: an agent has just disconnected; `limited`: see QUIET_TICK_S;
+    `refused`: a launch has just been refused."""
     if not limited:
         return LOSS_TICK_S if lost else TICK_S
-    return TICK_S if lost or not settled or any(_changes(h) for h in hosts) else QUIET_TICK_S
+    return TICK_S if lost or refused or not settled or any(_changes(h) for h in hosts) else QUIET_TICK_S
 
 
 def _changes(host: Host) -> bool:

@@ -36,6 +36,27 @@ def test_a_cloud_that_limits_requests_is_asked_often_only_while_something_change
     assert pause_s(hosts, lost=lost, limited=False, settled=settled) == (LOSS_TICK_S if lost else TICK_S)
 
 
+def test_after_a_refusal_the_next_pool_is_tried_in_a_second():
+    assert pause_s([UP], lost=False, limited=True, settled=True, refused=True) == TICK_S
+
+
+def test_a_refused_launch_is_tried_elsewhere_without_a_regular_tick(play, monkeypatch):
+    monkeypatch.setattr("spotfleet.dispatcher.cloud.machines.QUIET_TICK_S", 1000.0)
+    monkeypatch.setattr("spotfleet.dispatcher.cloud.machines.TICK_S", 0.02)
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        stage.daemon.dispatcher.machines._limited = True
+        with stage.cloud.lock:
+            for offer in stage.cloud.offers(spec(1).any_of[0])[:-1]:
+                stage.cloud.market.refuse(offer.pool, "pool", stage.cloud.clock())
+        await stage.call("PUT", "/v1/nodes", {"min": 1, "target": 2, "max": 2})
+        await stage.up(2)
+        assert await stage.events("LaunchRefused")
+
+    play(scene, spec(1))
+
+
 def test_another_number_of_hosts_is_acted_on_without_a_regular_tick(play, monkeypatch):
     monkeypatch.setattr("spotfleet.dispatcher.cloud.machines.TICK_S", 1000.0)
 

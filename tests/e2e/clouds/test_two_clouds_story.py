@@ -19,7 +19,7 @@ from tests.support.gcp import gcp_stage
 
 pytest.importorskip("torch")
 WHY_NOT = aws_stage.why_not() or gcp_stage.why_not()
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600), pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900), pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_hosts_of_both_clouds_train_together_and_go_where_there_is_capacity_thro
     assert " aws: " in said and " gcp: " in said
     stage.rooms(aws=1, gcp=1)
     stage.aws.machines.broken = 1  # the first host there reports its broken GPU, and is replaced
-    stage.cli("up", "fleet.yaml", "-y")
+    stage.cli("up", "fleet.yaml", "-y", timeout_s=400.0)
     (failed,) = [e for e in json.loads(stage.cli("events", "-o", "json").stdout) if e["kind"] == "HostFailed"]
     assert "slot 0: GPU 00000000:00:10.0 has 3 uncorrected ECC errors" in failed["why"] and failed["broken"]
     assert failed["request_id"] not in {h.host for h in stage.call(lambda client: client.status()).hosts}

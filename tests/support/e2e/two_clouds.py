@@ -43,8 +43,8 @@ class TwoClouds(AwsStage):
         ssh_from = [f"{self.machines.laptop.address}/32"]
         wanted = {
             "name": "both", "provider": ["aws", "gcp"], "nodes": {"min": 2, "target": 2},
-            "resources": {"any_of": [{"infra": "aws/us-east-1", "instance_type": "g5.xlarge"},
-                                     {"infra": "gcp/us-central1", "instance_type": "g2-standard-4"}]},
+            "resources": {"any_of": [{"infra": "aws/us-east-1/us-east-1a", "instance_type": "g5.xlarge"},
+                                     {"infra": "gcp/us-central1/us-central1-a", "instance_type": "g2-standard-4"}]},
             "dispatcher": {"instance_type": "t3.small"}, "aws": {"ssh_from": ssh_from},
             "gcp": {"ssh_from": ssh_from, "dispatcher_credentials": FLEET_KEY},
             "environment": {"python": sys.executable, "inherit": True}, "workdir": ".", "max_lifetime": "12h"} | changed
@@ -84,10 +84,8 @@ class TwoClouds(AwsStage):
 
     def rooms(self, aws: int, gcp: int) -> None:
         """So many more hosts have room in each cloud."""
-        for zone in ("us-east-1a", "us-east-1b", "us-east-1c"):
-            self.aws.cloud.set_room(zone, "g5.xlarge", aws if zone.endswith("a") else 0)
-        for zone in ("us-central1-a", "us-central1-b", "us-central1-c"):
-            self.gcp.cloud.set_room(zone, "g2-standard-4", gcp if zone.endswith("a") else 0)
+        self.aws.cloud.set_room("us-east-1a", "g5.xlarge", aws)
+        self.gcp.cloud.set_room("us-central1-a", "g2-standard-4", gcp)
 
     def story(self) -> str:
         calls = [f"{c.principal} {c.action} {c.code}" for c in self.gcp.cloud.calls][-60:]
