@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,7 +41,6 @@ class TrainingActor:
         for module in (*warm, *modules_of(("spotfleet.worker", "spotfleet.train"))):
             importlib.import_module(module)
         self._executable: Any = None
-        self._work = ""
 
     def about(self) -> About:
         ray = load_ray()
@@ -52,9 +49,8 @@ class TrainingActor:
         return About(node, ray.util.get_node_ip_address(), os.getpid(), ray.__version__, own_python(), gpus)
 
     def place(self, env: dict[str, str]) -> None:
-        """Take a worker's name, before the runtime is used."""
-        self._work = tempfile.mkdtemp(prefix="spotfleet-ray-")
-        os.environ.update({**env, "SPOTFLEET_WORK": self._work})
+        """Take a worker's name, before the runtime is used. Without SPOTFLEET_WORK it writes no checkpoint."""
+        os.environ.update(env)
 
     def create(self, cls: type | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Create the object that `execute` passes to functions."""
@@ -70,12 +66,9 @@ class TrainingActor:
               kwargs: dict[str, Any]) -> Outcome:
         """Run the function as the worker that `env` names, and end its membership."""
         self.place(env)
-        try:
-            outcome = _outcome(function, args, kwargs)
-            self.leave()
-            return outcome
-        finally:
-            shutil.rmtree(self._work, ignore_errors=True)
+        outcome = _outcome(function, args, kwargs)
+        self.leave()
+        return outcome
 
     def leave(self) -> None:
         """Send the last report, and leave the group."""
