@@ -128,6 +128,19 @@ run "with_machines" {
     target = data.aws_subnet.dispatcher
     values = { availability_zone = "us-east-1a" }
   }
+  override_resource {
+    target          = aws_ebs_volume.dispatcher
+    values          = { id = "vol-0a1b2c3d4e5f67890" }
+    override_during = plan # needs Terraform 1.11; the module itself does not
+  }
+  assert {
+    condition     = aws_ebs_volume.dispatcher[0].final_snapshot && aws_volume_attachment.dispatcher[0].stop_instance_before_detaching
+    error_message = "The dispatcher's disk goes without a snapshot, or is detached while it is mounted."
+  }
+  assert {
+    condition     = aws_autoscaling_group.workers[0].suspended_processes == toset(["AZRebalance"]) && aws_autoscaling_group.workers[0].wait_for_capacity_timeout == "0"
+    error_message = "The group ends machines that train, or a lack of spot capacity fails its creation."
+  }
   assert {
     condition     = aws_ebs_volume.dispatcher[0].encrypted && aws_ebs_volume.dispatcher[0].size == 50
     error_message = "The dispatcher has no encrypted disk of its own."
