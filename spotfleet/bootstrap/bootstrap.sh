@@ -505,7 +505,7 @@ KillMode=mixed
 TimeoutStopSec=15
 # A worker that the kernel ends for want of memory does not take the host with it.
 OOMPolicy=continue
-$([ "$(id -u)" != 0 ] || printf 'LimitMEMLOCK=infinity\nTasksMax=infinity\n')
+$([ "$(id -u)" != 0 ] || printf 'LimitMEMLOCK=infinity\nLimitNOFILE=1048576\nTasksMax=infinity\n')
 
 [Install]
 WantedBy=$target

@@ -93,9 +93,11 @@ install_packages() { # PACKAGE...
 driver_packages() { # never tried on a machine with GPUs
   # shellcheck disable=SC1091
   . /etc/os-release
+  local headers=linux-headers-amd64 # a module for another kernel than the image boots would be no driver
+  case $(uname -r) in *-cloud-amd64) headers=linux-headers-cloud-amd64 ;; esac
   case $ID in
   ubuntu) echo "linux-headers-generic nvidia-headless-$DRIVER-server-open nvidia-utils-$DRIVER-server nvidia-fabricmanager-$DRIVER" ;;
-  debian) echo "linux-headers-amd64 nvidia-kernel-dkms nvidia-smi libcuda1 nvidia-persistenced" ;; # of non-free; its open modules lag behind its libraries
+  debian) echo "$headers nvidia-kernel-dkms nvidia-smi libcuda1 nvidia-persistenced" ;; # of non-free; its open modules lag behind its libraries
   *) fail "no NVIDIA driver is known for $ID: take a base image that has one" ;;
   esac
 }

@@ -1,4 +1,5 @@
-# A dispatcher that outlives fleets. Its data is on a disk of its own, which stays when the machine is replaced.
+# A dispatcher that outlives fleets. Its data is on a disk of its own, which stays when the machine is replaced. Of a disk
+# that is destroyed a snapshot stays.
 
 data "aws_subnet" "dispatcher" {
   count = var.dispatcher == null ? 0 : 1
@@ -16,6 +17,12 @@ resource "aws_instance" "dispatcher" {
   iam_instance_profile        = aws_iam_instance_profile.this["dispatcher"].name
   associate_public_ip_address = var.public_addresses
 
+  # The volume's id is part of the device's name: Nitro numbers disks as it finds them.
+  user_data = templatefile("${path.module}/data/dispatcher.cloud-config.tftpl", {
+    device = "/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_${replace(aws_ebs_volume.dispatcher[0].id, "-", "")}"
+    user   = var.dispatcher.user
+  })
+
   metadata_options {
     http_endpoint               = local.base.machine.metadata.HttpEndpoint
     http_tokens                 = local.base.machine.metadata.HttpTokens
@@ -30,6 +37,11 @@ resource "aws_instance" "dispatcher" {
   }
 
   tags = merge(local.tags, { Name = "${local.names.base}-dispatcher" })
+
+  lifecycle {
+    # A newer image replaces no machine. A stopped machine has no public address, which must not replace it either.
+    ignore_changes = [ami, associate_public_ip_address]
+  }
 }
 
 resource "aws_ebs_volume" "dispatcher" {
@@ -39,12 +51,14 @@ resource "aws_ebs_volume" "dispatcher" {
   type              = local.base.machine.volume.VolumeType
   encrypted         = true
   kms_key_id        = var.disk_key
+  final_snapshot    = true
   tags              = merge(local.tags, { Name = "${local.names.base}-dispatcher" })
 }
 
 resource "aws_volume_attachment" "dispatcher" {
-  count       = var.dispatcher == null ? 0 : 1
-  device_name = "/dev/sdf"
-  volume_id   = aws_ebs_volume.dispatcher[0].id
-  instance_id = aws_instance.dispatcher[0].id
+  count                          = var.dispatcher == null ? 0 : 1
+  device_name                    = "/dev/sdf"
+  volume_id                      = aws_ebs_volume.dispatcher[0].id
+  instance_id                    = aws_instance.dispatcher[0].id
+  stop_instance_before_detaching = true # a mounted disk would never be detached
 }

@@ -5,6 +5,10 @@ resource "aws_security_group" "hosts" {
   description = local.base.groups.hosts.description
   vpc_id      = local.vpc_id
   tags        = merge(local.tags, { Name = local.names.hosts_group })
+
+  lifecycle {
+    ignore_changes = [description] # another text would replace the group, which machines hold
+  }
 }
 
 resource "aws_vpc_security_group_ingress_rule" "hosts_from_each_other" {
@@ -37,6 +41,10 @@ resource "aws_security_group" "dispatcher" {
   description = local.base.groups.dispatcher.description
   vpc_id      = local.vpc_id
   tags        = merge(local.tags, { Name = local.names.dispatcher_group })
+
+  lifecycle {
+    ignore_changes = [description] # another text would replace the group, which machines hold
+  }
 }
 
 resource "aws_vpc_security_group_ingress_rule" "ssh" {

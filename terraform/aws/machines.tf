@@ -1,8 +1,23 @@
+locals {
+  host_image = try(var.worker_group.image, var.image)
+}
+
+# Images call their root disk /dev/sda1 or /dev/xvda. By the wrong name a host would get a second disk, and an unencrypted root.
+data "aws_ami" "host" {
+  count              = local.host_image == null ? 0 : 1
+  include_deprecated = true
+
+  filter {
+    name   = "image-id"
+    values = [local.host_image]
+  }
+}
+
 # A host as the command line launches it. It has no market options: a launch or a group adds them.
 resource "aws_launch_template" "host" {
   name        = local.names.template
   description = "Hosts of fleets on the spotfleet base ${var.name}"
-  image_id    = try(var.worker_group.image, var.image)
+  image_id    = local.host_image
   key_name    = try(var.worker_group.key_pair, null)
 
   iam_instance_profile {
@@ -17,7 +32,7 @@ resource "aws_launch_template" "host" {
   }
 
   block_device_mappings {
-    device_name = "/dev/sda1"
+    device_name = local.host_image == null ? "/dev/sda1" : data.aws_ami.host[0].root_device_name
 
     ebs {
       volume_size           = var.disk_gib

@@ -257,6 +257,7 @@ variable "dispatcher" {
     instance_type = optional(string, "t3.small")
     key_pair      = optional(string)
     data_disk_gib = optional(number, 50)
+    user          = optional(string, "ubuntu")
   })
   default = null
 
@@ -268,6 +269,11 @@ variable "dispatcher" {
   validation {
     condition     = var.dispatcher == null || try(var.dispatcher.data_disk_gib >= 8 && var.dispatcher.data_disk_gib <= 16384, false)
     error_message = "Write 8 to 16384 GiB for the dispatcher's disk, such as data_disk_gib = 50."
+  }
+
+  validation {
+    condition     = var.dispatcher == null || can(regex("^[a-z_][a-z0-9_-]{0,31}$", var.dispatcher.user))
+    error_message = "The dispatcher's user is its image's login name, such as user = \"ubuntu\"."
   }
 }
 

@@ -14,6 +14,10 @@ resource "aws_autoscaling_group" "workers" {
   desired_capacity    = var.worker_group.hosts
   vpc_zone_identifier = local.subnet_ids
   capacity_rebalance  = true
+  suspended_processes = ["AZRebalance"] # it would end machines that train, to have as many in each zone
+
+  # Spot capacity may take hours. Terraform would give up, and make the whole group anew at the next apply.
+  wait_for_capacity_timeout = "0"
 
   mixed_instances_policy {
     instances_distribution {

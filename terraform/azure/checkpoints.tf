@@ -26,6 +26,10 @@ resource "azurerm_storage_account" "checkpoints" {
       days = 7
     }
   }
+
+  lifecycle {
+    prevent_destroy = true # Azure would remove it with all checkpoints: README.md, "Removing it"
+  }
 }
 
 resource "azurerm_storage_container" "checkpoints" {
@@ -34,6 +38,10 @@ resource "azurerm_storage_container" "checkpoints" {
   name                  = local.full_name
   storage_account_id    = azurerm_storage_account.checkpoints[0].id
   container_access_type = "private"
+
+  lifecycle {
+    prevent_destroy = true
+  }
 }
 
 resource "azurerm_storage_management_policy" "checkpoints" {

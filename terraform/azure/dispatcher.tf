@@ -1,3 +1,8 @@
+locals {
+  # Azure refuses trusted launch of a managed image, which is what Packer makes; images of a gallery have it.
+  dispatcher_managed_image = can(regex("/providers/Microsoft.Compute/images/", var.dispatcher_image))
+}
+
 resource "azurerm_public_ip" "dispatcher" {
   count = var.dispatcher != null && var.public_addresses ? 1 : 0
 
@@ -48,6 +53,10 @@ resource "azurerm_managed_disk" "dispatcher" {
   public_network_access_enabled = false
   network_access_policy         = "DenyAll"
   tags                          = local.tags
+
+  lifecycle {
+    prevent_destroy = true # Azure keeps no snapshot: README.md, "Removing it"
+  }
 }
 
 resource "azurerm_linux_virtual_machine" "dispatcher" {
@@ -62,8 +71,8 @@ resource "azurerm_linux_virtual_machine" "dispatcher" {
   disable_password_authentication = true
   network_interface_ids           = [azurerm_network_interface.dispatcher[0].id]
   encryption_at_host_enabled      = true
-  secure_boot_enabled             = true
-  vtpm_enabled                    = true
+  secure_boot_enabled             = !local.dispatcher_managed_image
+  vtpm_enabled                    = !local.dispatcher_managed_image
   custom_data = base64encode(templatefile("${path.module}/data/dispatcher.cloud-config.tftpl", {
     device = "/dev/disk/azure/scsi1/lun10"
     user   = var.dispatcher.user
@@ -96,6 +105,10 @@ resource "azurerm_linux_virtual_machine" "dispatcher" {
   identity {
     type         = "UserAssigned"
     identity_ids = [azurerm_user_assigned_identity.this["dispatcher"].id]
+  }
+
+  lifecycle {
+    ignore_changes = [custom_data] # only a first boot reads it: another release's replaces no machine
   }
 }
 

@@ -266,6 +266,11 @@ variable "worker_group" {
   }
 
   validation {
+    condition     = var.worker_group == null || try(var.worker_group.gpu == null || var.image != "", false)
+    error_message = "worker_group.gpu is given without image, and Azure's Ubuntu has no driver for GPUs: write image = \"/subscriptions/ID/resourceGroups/GROUP/providers/Microsoft.Compute/images/NAME\" of an image that has one, or size in place of gpu to install the driver yourself."
+  }
+
+  validation {
     condition     = var.worker_group == null || try(var.worker_group.size == null || can(regex("^Standard_[A-Za-z0-9_]+$", var.worker_group.size)), false)
     error_message = "worker_group.size is '${try(coalesce(var.worker_group.size, "null"), "")}': write a size such as \"Standard_D4s_v5\"; `az vm list-sizes --location REGION` shows them."
   }

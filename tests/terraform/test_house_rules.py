@@ -84,6 +84,30 @@ def rights(folder: Path) -> Iterator[str]:
         yield from re.findall(r'"(roles/[\w.]+)"', text)
 
 
+@pytest.mark.parametrize("example", [name for name in EXAMPLES if name.startswith("azure")])
+def test_an_owner_can_apply_the_module_for_azure_though_the_storage_account_takes_no_keys(example):
+    """Owner and Contributor may not read in a storage account; the provider reads there by default."""
+    for text in ((module(example) / "versions.tf").read_text(), (module("azure") / "README.md").read_text()):
+        assert re.search(r"^  storage_use_azuread = true ", text, re.M)
+        assert re.search(r"^      data_plane_available = false ", text, re.M)
+
+
+KEPT_DATA = {
+    "aws": {"aws_s3_bucket": "force_destroy = var.empty_bucket_on_destroy",
+            "aws_ebs_volume": "final_snapshot    = true"},
+    "gcp": {"google_storage_bucket": "force_destroy               = false",
+            "google_compute_disk": "create_snapshot_before_destroy = true"},
+    "azure": {kind: "prevent_destroy = true" for kind in (
+        "azurerm_storage_account", "azurerm_storage_container", "azurerm_managed_disk")}}
+
+
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in KEPT_DATA.items() for kind in kinds])
+def test_neither_destroy_nor_a_replacement_ends_checkpoints_or_the_dispatchers_state(name, kind):
+    text = "".join(file.read_text() for file in module(name).glob("*.tf"))
+    blocks = re.findall(rf'^resource "{kind}" "\w+" \{{\n(.*?)^\}}', text, re.M | re.S)
+    assert blocks and [block for block in blocks if KEPT_DATA[name][kind] not in block] == []
+
+
 def test_a_right_by_wildcard_is_found(tmp_path):
     (tmp_path / "roles.tf").write_text('permissions {\n  actions = ["Microsoft.Compute/disks/*", "a/b/read"]\n}\n')
     (tmp_path / "data").mkdir()

@@ -12,11 +12,15 @@ import yaml
 
 from tests.terraform.schema.run import TestReport
 
-KEPT = {"gcp": "/dev/disk/by-id/google-spotfleet-state", "azure": "/dev/disk/azure/scsi1/lun10"}
+KEPT = {"aws": "/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_vol0a1b2c3d4e5f67890",
+        "gcp": "/dev/disk/by-id/google-spotfleet-state", "azure": "/dev/disk/azure/scsi1/lun10"}
+RUNS = {"aws": "with_machines", "gcp": "complete", "azure": "complete"}
 
 
 def first_boot(name: str, planned: Mapping[str, Any]) -> str:
     """Return what cloud-init reads."""
+    if name == "aws":
+        return planned["aws_instance.dispatcher[0]"]["user_data"]
     if name == "gcp":
         return planned["google_compute_instance.dispatcher[0]"]["metadata"]["user-data"]
     return base64.b64decode(planned["azurerm_linux_virtual_machine.dispatcher[0]"]["custom_data"]).decode()
@@ -25,7 +29,7 @@ def first_boot(name: str, planned: Mapping[str, Any]) -> str:
 @pytest.fixture
 def script(module_tests: Callable[[str], TestReport]) -> Callable[[str], str]:
     def of(name: str) -> str:
-        text = first_boot(name, module_tests(name).planned("complete"))
+        text = first_boot(name, module_tests(name).planned(RUNS[name]))
         assert text.startswith("#cloud-config\n")
         [script] = yaml.safe_load(text)["runcmd"]
         return script
@@ -36,8 +40,10 @@ def script(module_tests: Callable[[str], TestReport]) -> Callable[[str], str]:
 @pytest.mark.parametrize("name", KEPT)
 def test_the_device_of_the_script_is_that_of_the_disk(script, module_tests, name):
     assert f"disk={KEPT[name]} " in script(name)
-    planned = module_tests(name).planned("complete")
-    if name == "gcp":
+    planned = module_tests(name).planned(RUNS[name])
+    if name == "aws":
+        assert KEPT[name].endswith("_" + planned["aws_ebs_volume.dispatcher[0]"]["id"].replace("-", ""))
+    elif name == "gcp":
         [disk] = planned["google_compute_instance.dispatcher[0]"]["attached_disk"]
         assert KEPT[name].endswith(f"/google-{disk['device_name']}")
     else:
@@ -52,7 +58,7 @@ def test_the_disk_is_formatted_only_while_it_is_empty_and_the_user_gets_the_fold
     log, fstab = tmp_path / "log", tmp_path / "fstab"
     fstab.write_text("LABEL=root / ext4 defaults 0 1\n")
     log.write_text("")
-    for command, status in (("mkfs.ext4", 0), ("mount", 0), ("chown", 0), ("mountpoint", 1),
+    for command, status in (("mkfs.ext4", 0), ("mount", 0), ("chown", 0), ("mountpoint", 1), ("id", 0),
                             ("blkid", 2 if empty else 0)):
         tool = tmp_path / "bin" / command
         tool.parent.mkdir(exist_ok=True)
@@ -67,3 +73,4 @@ def test_the_disk_is_formatted_only_while_it_is_empty_and_the_user_gets_the_fold
     assert formatted == 2 * empty * [f"mkfs.ext4 -q -L spotfleet-state {KEPT[name]}"]
     assert fstab.read_text().count("LABEL=spotfleet-state") == 1
     assert ran[-1] == f"chown ubuntu {tmp_path / 'state'}"
+    assert name != "gcp" or ran[-2] == "id ubuntu"  # Google's agent makes the user beside cloud-init

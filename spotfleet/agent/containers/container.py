@@ -24,7 +24,7 @@ from pathlib import Path
 from spotfleet.agent.containers.engines import ContainerOrder, Engine
 from spotfleet.agent.containers.refusals import Refusal, meaning
 from spotfleet.agent.processes.child import ChildSpec
-from spotfleet.agent.processes.entered import NEEDS, PID_FILE, signal_script
+from spotfleet.agent.processes.entered import MORE_FILES, NEEDS, PID_FILE, signal_script
 from spotfleet.agent.processes.zygote import QUIET, SINGLE_THREADED
 from spotfleet.agent.processes.zygote_client import ForkedProcess, Processes, StartedZygote, ZygoteClient
 from spotfleet.errors import SpotfleetError
@@ -235,7 +235,8 @@ class JobContainer:
         path = self._sockets / f"z{os.urandom(2).hex()}"  # as long as the agent's own name there
         exports = {**QUIET, **SINGLE_THREADED, "PYTHONPATH": os.pathsep.join(filter(None, [
             self.environ.get("PYTHONPATH"), PACKAGES]))}
-        script = "".join(f"export {name}={value}; " for name, value in exports.items()) + 'exec "$@"'
+        named = "".join(f"export {name}={value}; " for name, value in exports.items())
+        script = f'{MORE_FILES}; {named}exec "$@"'
         with socket.socket(socket.AF_UNIX) as server, (self._folder / "zygote.log").open("wb") as output:
             server.bind(str(path))
             try:

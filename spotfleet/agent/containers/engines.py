@@ -42,6 +42,7 @@ class ContainerOrder:
     user: str = "0:0"
     gpus: bool = False
     devices: tuple[str, ...] = ()
+    gpu_nodes: tuple[str, ...] = ()  # device files of the host's GPUs
 
 
 class Engine(Protocol):
@@ -137,7 +138,10 @@ class Docker(_Client):
         return {"DOCKER_CONFIG": folder}
 
     def start(self, order: ContainerOrder) -> list[str]:
-        return self._start(order, ["--gpus", "all"] if order.gpus else [])
+        """Name the GPUs' device files, too: those that only NVIDIA's hook adds are lost when systemd reloads its units,
+        as each upgrade of a package makes it do (NVIDIA/nvidia-container-toolkit#48)."""
+        nodes = [word for node in order.gpu_nodes for word in ("--device", node)]
+        return self._start(order, ["--gpus", "all", *nodes] if order.gpus else [])
 
 
 class Podman(_Client):

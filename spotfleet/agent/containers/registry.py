@@ -43,6 +43,7 @@ log = logging.getLogger("spotfleet.agent")
 CONTAINERS = "containers"  # folder in the agent's home
 _ENGINE_FILE = "engine"
 _DEVICES = ("/dev/infiniband",)
+_GPU_NODES = ("nvidia[0-9]*", "nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools")  # in /dev
 _NAME_CHARS = 40  # longest part of a container's name, for host and job each
 
 
@@ -162,7 +163,7 @@ class Containers:
             order = ContainerOrder(
                 name, image, str(folder), ("sh", "-c", FIRST, "sh", str(folder)), mounts, self.labels,
                 engine.user_of(about, os.geteuid(), os.getegid()), gpus,
-                tuple(device for device in _DEVICES if Path(device).exists()))
+                tuple(device for device in _DEVICES if Path(device).exists()), gpu_nodes())
             container = JobContainer(engine, order, self._host.processes, self._host.sockets(), self._host.changed)
             await container.start()
             return container
@@ -213,6 +214,11 @@ class Containers:
             folders.append(spec.checkpoint.folder)
         package = Mount(str(Path(spotfleet.__file__).parent), f"{PACKAGES}/spotfleet", True)
         return (*(Mount(path, path) for path in folders), package, *own)
+
+
+def gpu_nodes(dev: Path = Path("/dev")) -> tuple[str, ...]:
+    """Return the device files of NVIDIA's GPUs on this host."""
+    return tuple(sorted(str(node) for pattern in _GPU_NODES for node in dev.glob(pattern)))
 
 
 def _write_login(engine: Engine, login: RegistryLogin, folder: Path) -> dict[str, str]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 NEEDS = ("sh", "setsid")  # programs in the container
 PID_FILE = ".pid"  # behind the name of the log
+MORE_FILES = 'ulimit -S -n "$(ulimit -H -n)" 2>/dev/null'  # data loaders open more than the 1024 of newer engines
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SHELLS_OWN = {"PWD", "OLDPWD", "SHLVL", "UID", "EUID", "PPID", "_"}
 _PID_TRIES = 50  # for a signal that comes before the command has started
@@ -27,6 +28,7 @@ def start_script(command: str, env: Mapping[str, str], cwd: str, log: str) -> st
     return "\n".join([
         f"exec >>{output} 2>&1",
         f"cd {shlex.quote(cwd)} || exit 1",
+        MORE_FILES,
         *lines,
         "shell=bash; command -v bash >/dev/null || shell=sh",
         f'setsid "$shell" -c {shlex.quote(command)} </dev/null &',

@@ -7,6 +7,9 @@ mock_provider "aws" {
   mock_data "aws_caller_identity" {
     defaults = { account_id = "123456789012" }
   }
+  mock_data "aws_ami" {
+    defaults = { root_device_name = "/dev/xvda" }
+  }
   mock_data "aws_partition" {
     defaults = { partition = "aws" }
   }
@@ -26,6 +29,10 @@ run "secure_by_default" {
   assert {
     condition     = aws_launch_template.host.metadata_options[0].http_tokens == "required" && aws_launch_template.host.metadata_options[0].http_put_response_hop_limit == 1
     error_message = "The metadata server answers without a token, or to containers."
+  }
+  assert {
+    condition     = aws_launch_template.host.block_device_mappings[0].device_name == "/dev/sda1"
+    error_message = "The disk is not the root of Ubuntu's images."
   }
   assert {
     condition     = tostring(aws_launch_template.host.block_device_mappings[0].ebs[0].encrypted) == "true"
@@ -128,9 +135,26 @@ run "with_machines" {
     target = data.aws_subnet.dispatcher
     values = { availability_zone = "us-east-1a" }
   }
+  override_resource {
+    target          = aws_ebs_volume.dispatcher
+    values          = { id = "vol-0a1b2c3d4e5f67890" }
+    override_during = plan # needs Terraform 1.11; the module itself does not
+  }
+  assert {
+    condition     = aws_ebs_volume.dispatcher[0].final_snapshot && aws_volume_attachment.dispatcher[0].stop_instance_before_detaching
+    error_message = "The dispatcher's disk goes without a snapshot, or is detached while it is mounted."
+  }
+  assert {
+    condition     = aws_autoscaling_group.workers[0].suspended_processes == toset(["AZRebalance"]) && aws_autoscaling_group.workers[0].wait_for_capacity_timeout == "0"
+    error_message = "The group ends machines that train, or a lack of spot capacity fails its creation."
+  }
   assert {
     condition     = aws_ebs_volume.dispatcher[0].encrypted && aws_ebs_volume.dispatcher[0].size == 50
     error_message = "The dispatcher has no encrypted disk of its own."
+  }
+  assert {
+    condition     = aws_launch_template.host.block_device_mappings[0].device_name == "/dev/xvda"
+    error_message = "The encrypted disk is not the root of the group's image, but a second one."
   }
   assert {
     condition     = aws_autoscaling_group.workers[0].desired_capacity == 2 && aws_autoscaling_group.workers[0].max_size == 4

@@ -213,6 +213,14 @@ run "image_by_name" {
   expect_failures = [var.image]
 }
 
+run "dispatcher_of_a_user_that_no_image_has" {
+  command = plan
+  variables {
+    dispatcher = { image = "ami-0a1b2c3d4e5f67890", user = "Ubuntu" }
+  }
+  expect_failures = [var.dispatcher]
+}
+
 run "dispatcher_image_by_name" {
   command = plan
   variables {

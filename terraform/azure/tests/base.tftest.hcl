@@ -109,6 +109,7 @@ run "complete" {
     checkpoint_days  = 90
     disk_key         = "/subscriptions/s/resourceGroups/keys/providers/Microsoft.Compute/diskEncryptionSets/k"
     dispatcher       = { ssh_public_key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA you@laptop" }
+    image            = "/subscriptions/s/resourceGroups/images/providers/Microsoft.Compute/images/spotfleet-gpu"
     worker_group     = { hosts = 4, gpu = "T4", ssh_public_key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA you@laptop" }
     tags             = { team = "vision" }
   }
@@ -145,5 +146,31 @@ run "complete" {
   assert {
     condition     = !contains(keys(azurerm_linux_virtual_machine.dispatcher[0].tags), "spotfleet") && azurerm_linux_virtual_machine.dispatcher[0].tags["spotfleet-managed-by"] == "terraform"
     error_message = "the tag spotfleet is a fleet's own: nothing of Terraform's may have it"
+  }
+}
+
+run "managed_image" {
+  command = plan
+
+  variables {
+    dispatcher       = { ssh_public_key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA you@laptop" }
+    dispatcher_image = "/subscriptions/s/resourceGroups/images/providers/Microsoft.Compute/images/spotfleet-cpu"
+  }
+  assert {
+    condition     = !azurerm_linux_virtual_machine.dispatcher[0].secure_boot_enabled && !azurerm_linux_virtual_machine.dispatcher[0].vtpm_enabled
+    error_message = "Azure refuses trusted launch of a managed image"
+  }
+}
+
+run "image_of_a_gallery" {
+  command = plan
+
+  variables {
+    dispatcher       = { ssh_public_key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA you@laptop" }
+    dispatcher_image = "/subscriptions/s/resourceGroups/images/providers/Microsoft.Compute/galleries/g/images/spotfleet-cpu"
+  }
+  assert {
+    condition     = azurerm_linux_virtual_machine.dispatcher[0].secure_boot_enabled && azurerm_linux_virtual_machine.dispatcher[0].vtpm_enabled
+    error_message = "the dispatcher starts without secure boot"
   }
 }

@@ -183,13 +183,25 @@ run "root_on_the_dispatcher" {
 
 run "zero_hosts" {
   command = plan
-  variables { worker_group = { hosts = 0, gpu = "T4", ssh_public_key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA" } }
+  variables {
+    image        = "/subscriptions/s/resourceGroups/i/providers/Microsoft.Compute/images/gpu"
+    worker_group = { hosts = 0, gpu = "T4", ssh_public_key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA" }
+  }
+  expect_failures = [var.worker_group]
+}
+
+run "gpus_without_a_driver" {
+  command = plan
+  variables { worker_group = { hosts = 2, gpu = "T4", ssh_public_key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA" } }
   expect_failures = [var.worker_group]
 }
 
 run "unknown_gpu" {
   command = plan
-  variables { worker_group = { hosts = 2, gpu = "T5", ssh_public_key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA" } }
+  variables {
+    image        = "/subscriptions/s/resourceGroups/i/providers/Microsoft.Compute/images/gpu"
+    worker_group = { hosts = 2, gpu = "T5", ssh_public_key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA" }
+  }
   expect_failures = [var.worker_group]
 }
 
@@ -207,13 +219,19 @@ run "size_of_another_cloud" {
 
 run "private_key_for_the_group" {
   command = plan
-  variables { worker_group = { hosts = 2, gpu = "T4", ssh_public_key = "-----BEGIN OPENSSH PRIVATE KEY-----" } }
+  variables {
+    image        = "/subscriptions/s/resourceGroups/i/providers/Microsoft.Compute/images/gpu"
+    worker_group = { hosts = 2, gpu = "T4", ssh_public_key = "-----BEGIN OPENSSH PRIVATE KEY-----" }
+  }
   expect_failures = [var.worker_group]
 }
 
 run "admin_in_the_group" {
   command = plan
-  variables { worker_group = { hosts = 2, gpu = "T4", ssh_public_key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA", user = "admin" } }
+  variables {
+    image        = "/subscriptions/s/resourceGroups/i/providers/Microsoft.Compute/images/gpu"
+    worker_group = { hosts = 2, gpu = "T4", ssh_public_key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA", user = "admin" }
+  }
   expect_failures = [var.worker_group]
 }
 

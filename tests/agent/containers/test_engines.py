@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,13 @@ from spotfleet.agent.containers.engines import (
     mount_of,
 )
 from spotfleet.agent.containers.refusals import meaning
+from spotfleet.agent.containers.registry import gpu_nodes
 from spotfleet.agent.processes.entered import start_script
 from tests.support.containers.contract import NO_DAEMON, NO_GPU, NOT_FOUND, REFUSED, check_run, parsed
 
 ORDER = ContainerOrder("c", "repo/image:1", "/f", ("sh", "-c", "true"), (Mount("/a", "/b"), Mount("/c", "/d", True)),
-                       {"spotfleet.fleet": "x"}, gpus=True, devices=("/dev/infiniband",))
+                       {"spotfleet.fleet": "x"}, gpus=True, devices=("/dev/infiniband",),
+                       gpu_nodes=("/dev/nvidia0", "/dev/nvidiactl"))
 GPU_OPTION = {"docker": ("--gpus", "all"), "podman": ("--device", "nvidia.com/gpu=all")}
 
 
@@ -46,8 +49,28 @@ def test_every_command_line_is_one_that_the_engines_reference_allows(engine):
             assert rest == ["repo/image:1", "-c", "true"]
 
 
+def test_gpus_of_docker_outlast_a_reload_of_systemd():
+    command = Docker().start(ORDER)
+    named = {command[i + 1] for i, word in enumerate(command) if word == "--device"}
+    assert named == {"/dev/infiniband", "/dev/nvidia0", "/dev/nvidiactl"}
+
+
+def test_the_device_files_of_gpus_are_found_and_nothing_else(tmp_path: Path):
+    for name in ("nvidia0", "nvidia10", "nvidiactl", "nvidia-uvm", "nvme0", "nvidia-caps-imex-channels"):
+        (tmp_path / name).touch()
+    (tmp_path / "nvidia-caps").mkdir()
+    assert [Path(node).name for node in gpu_nodes(tmp_path)] == ["nvidia-uvm", "nvidia0", "nvidia10", "nvidiactl"]
+
+
+def test_a_command_in_a_container_may_open_as_many_files_as_the_container(tmp_path: Path):
+    log = tmp_path / "log"
+    script = start_script("ulimit -S -n", {}, str(tmp_path), str(log))
+    subprocess.run(["sh", "-c", f"ulimit -S -n 64; ulimit -H -n 256\n{script}"], check=True, timeout=60)
+    assert log.read_text() == "256\n"
+
+
 def test_a_container_without_gpus_on_its_host_asks_for_none():
-    plain = ContainerOrder("c", "i", "/f", ("sh",))
+    plain = ContainerOrder("c", "i", "/f", ("sh",), gpu_nodes=("/dev/nvidiactl",))
     assert not {"--gpus", "--device"} & {*Docker().start(plain), *Podman().start(plain)}
 
 

@@ -13,6 +13,7 @@ module "spotfleet" {
   checkpoint_days   = 90
   disk_key          = var.disk_key
   disk_gib          = 200
+  image             = var.image
 
   dispatcher   = { ssh_public_key = var.ssh_public_key }
   worker_group = { hosts = 4, gpu = "T4", ssh_public_key = var.ssh_public_key }

@@ -22,3 +22,8 @@ variable "ssh_public_key" {
   description = "Line of a .pub file, for the machines that Terraform keeps."
   type        = string
 }
+
+variable "image" {
+  description = "Id of an image with NVIDIA's driver, as /subscriptions/.../images/NAME."
+  type        = string
+}

@@ -13,5 +13,9 @@ provider "azurerm" {
   subscription_id     = var.subscription_id
   storage_use_azuread = true # the storage account takes no keys
 
-  features {}
+  features {
+    storage {
+      data_plane_available = false # an Owner may not read in it, and the module need not
+    }
+  }
 }
