@@ -36,7 +36,7 @@ def show(provider: str, file: Path | None, region: str, *, as_json: bool) -> Non
         print(table(["image", "name", "for", "region", "made by", "age", "GiB", "state"],
                     [_row(one, now) for one in found], right=["GiB"], drop=["GiB", "region", "made by"]))
     else:
-        print_message("no image of ours is listed")
+        print_message("no ready image is listed")
         next_command(f"spotfleet image build {provider}")
 
 

@@ -90,9 +90,9 @@ def plan(files: Mapping[str, CheckpointFile], digest: str, announced: Sequence[s
     """Plan the exchange of a checkpoint whose manifest has this digest. `announced`, `hosts`: by rank. Pure."""
     has: dict[int, int] = {}
     leaders: dict[str, int] = {}
-    for rank, (word, host) in enumerate(zip(announced, hosts, strict=True)):
-        its, _, bits = word.partition(":")
-        if its == digest:
+    for rank, (text, host) in enumerate(zip(announced, hosts, strict=True)):
+        named, _, bits = text.partition(":")
+        if named == digest:
             leader = leaders.setdefault(host, rank)
             has[leader] = has.get(leader, 0) | int(bits, 16)
     sends, missing, loads = [], [], dict.fromkeys(leaders.values(), 0)
