@@ -69,7 +69,7 @@ class ContainerFailed(SpotfleetError):
 
 
 class JobContainer:
-    """The container of one job. `host` starts processes outside it; `sockets` is a folder that it has mounted."""
+    """The container of one job. `host` starts processes outside it; the folder `sockets` is mounted in it."""
 
     def __init__(self, engine: Engine, order: ContainerOrder, host: Processes, sockets: Path,
                  changed: Callable[[], None]) -> None:

@@ -2,8 +2,8 @@
 
     wanted --engine chosen, image fetched--> starting --> up --no worker of the job is left--> ended
 
-A folder in CONTAINERS names each container's engine, so that an agent which starts anew knows whose containers it may
-have left, and removes them.
+A folder in CONTAINERS names each container's engine. An agent that starts again removes the containers that are left at
+these engines.
 """
 
 from __future__ import annotations
