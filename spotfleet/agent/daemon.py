@@ -12,7 +12,7 @@ from pathlib import Path
 from spotfleet.agent import disk
 from spotfleet.agent.address import AdvertisedAddress
 from spotfleet.agent.boot import AgentBoot, host_address, local_source, metadata_url
-from spotfleet.agent.containers.registry import ContainerHost, Containers
+from spotfleet.agent.containers.host_containers import ContainerHost, Containers
 from spotfleet.agent.endpoint import DispatcherEndpoint
 from spotfleet.agent.files.bundles import Bundles, clear_leftovers
 from spotfleet.agent.files.setup import Setups

@@ -35,6 +35,9 @@ host has failed. Until then a person may find the reason, fix it and run `start`
 The process gets these variables: SPOTFLEET_HOST_ADDRESS (for a dispatcher, or where the user set one),
 SPOTFLEET_HOST_PORT, SPOTFLEET_METADATA_URL (this folder, for provider ssh), SPOTFLEET_WHEEL (the wheel's path) and
 SPOTFLEET_HOST_MARK=REQUEST_ID. All its children inherit the last one, by which remove.sh finds the host's processes.
+
+`provision.sh` makes a machine a ready image: it sets up the system, and by `image.py` the environment of a host that
+belongs to no fleet. On a host of a stock image the same script sets sshd, limits and time only (`--configure`).
 """
 
 from __future__ import annotations

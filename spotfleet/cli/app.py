@@ -224,7 +224,7 @@ def convert(
 def check(
     words: Annotated[list[str] | None, typer.Argument(metavar="[PROVIDER] [FILE]", show_default=False, help=(
         "Only this provider; exactly for this fleet file. With --policy: laptop, dispatcher or host."))] = None,
-    policy: Annotated[bool, typer.Option("--policy", help="Print the IAM policy (JSON) of whoever types `up`, of the "
+    policy: Annotated[bool, typer.Option("--policy", help="Print the IAM policy (JSON) of the user of `up`, of the "
                                                           "dispatcher, or of hosts.")] = False,
     output: Format = Output.TABLE, from_terraform: FromTerraform = "", discover: Discover = "",
 ) -> None:

@@ -41,7 +41,8 @@
     replace_slow: true            # hosts of workers that are 30 % slower than the median for 50 steps
     notify: {webhook: $SLACK_WEBHOOK, events: [preempted, failed, succeeded, budget]}   # or a command
 
-Keys have SkyPilot's names where it has one. Its other keys are put into our words first: `skypilot.py`.
+Keys have SkyPilot's names where it has one. Its other keys are put into our words first: `skypilot.py`. A base that
+Terraform made sets some keys: `base.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Contract of a base as JSON: the output `spotfleet` of a module in `terraform/`, read as `plugins.Base`.
 
 A base sets keys of the fleet file that last longer than a run: region, network, firewall, identities, bucket. The fleet
-file keeps the others; of images and disks, which a run may choose, the base has only defaults. A key that lasts stands
-in one of the two, so that no reader has to know which one counts.
+file keeps the others; of images, disks and the queue, which a run may choose, the base has only defaults. A key that
+lasts stands in one of the two, so that no reader has to know which one counts.
 """
 
 from __future__ import annotations
@@ -76,10 +76,11 @@ def parse(text: str, where: str) -> Base:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise UsageError(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}",
-                         hint=f"it is no output of a module of spotfleet; {APPLY_AGAIN} write it") from None
+                         hint=f"this is not the output of a module of spotfleet; {APPLY_AGAIN} write it") from None
     if read.tags.get(BASE_TAG) != read.name:
-        raise UsageError(f"{where}: tags: has no {BASE_TAG} = \"{read.name}\", by which the base's roles know its "
-                         "machines", hint=f"it is no output of a module of spotfleet; {APPLY_AGAIN} write it")
+        raise UsageError(f"{where}: tags: has no {BASE_TAG} = \"{read.name}\", to which the rights of the base's "
+                         "roles are limited", hint=f"this is not the output of a module of spotfleet; {APPLY_AGAIN} "
+                                                   "write it")
     plain = read.model_dump(exclude={"version", "firewall", "identities"})
     return Base(**plain, hosts_firewall=read.firewall.hosts, dispatcher_firewall=read.firewall.dispatcher,
                 hosts_identity=read.identities.hosts, dispatcher_identity=read.identities.dispatcher)
@@ -112,12 +113,13 @@ def merge(document: Document, base: Base) -> None:
     """Put the keys that the base sets into a fleet file's document. Notes those that the file has as well."""
     data = document.data
     if (given := data.get("provider")) not in (None, base.provider):
-        document.add(("provider",), f"is {given}, and base {base.name} is of {base.provider}")
+        document.add(("provider",), f"is {given}, and base {base.name} is for {base.provider}: correct it, "
+                                  "or name another base")
         return
     plugin: SectionPlugin = plugins.load(base.provider)
     keys = dict(plugin.base_keys(base))
     if not keys:
-        document.add((), f"provider {base.provider} uses no base")
+        document.add((), f"provider {base.provider} uses no base: leave --from-terraform or --discover out")
         return
     data["provider"] = base.provider
     _set(document, base.provider, keys, base)

@@ -23,7 +23,7 @@ STALL_S = 30.0  # a checkpoint download without a new byte for this time has sta
 
 @dataclass
 class WorkerRecord:
-    """Knowledge of one worker, from its reports and its host."""
+    """Facts about one worker, from its reports and its host."""
 
     name: str
     host: str
@@ -96,7 +96,7 @@ def observe(membership: Membership, workers: Mapping[str, WorkerRecord], views: 
 
 
 def release(membership: Membership, workers: Iterable[WorkerRecord], leaving: Collection[str], kept: int) -> None:
-    """Clear `wanted` of the workers in `leaving` that nobody needs any more: neither as members, nor for their state.
+    """Clear `wanted` of the workers in `leaving` that are needed no more, as members or for their state.
 
     `kept` is the version of the newest checkpoint.
     """

@@ -3,7 +3,7 @@
 Jobs share a fleet on disjoint hosts and keep theirs. Free hosts go first to running jobs below their min, then to
 queued jobs, then to jobs below their max; each of these by priority, then in order of submission. A queued job starts
 only when its min fits. Free hosts are reserved for it if the hosts being launched will make it fit; otherwise other
-jobs may use them, so that no paid host is idle. Once it is overdue no job behind it in the queue starts, so that small
+jobs may use them, so that no paid host is idle. Once a queued job is overdue, no job behind it starts, so that small
 jobs do not overtake a large one for ever.
 
 A job that lacks its min takes hosts of jobs with lower priorities, if that makes it fit: first those that a job can

@@ -166,7 +166,7 @@ class SeveralPlugin:
             return None
         return NeedsPerson(f"the dispatcher on {home} has no credentials for {name}",
                            hint=f"name them as `dispatcher_credentials` in section `{name}` of the fleet file "
-                                f"(docs/{name}.md)")
+                                f"(docs/clouds/{name}.md)")
 
     def narrowed(self, config: Config, need: Need) -> Config:
         return self._changed(config, lambda part, own: part.narrowed(own, need))

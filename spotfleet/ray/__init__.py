@@ -1,12 +1,15 @@
 """Elastic training on a Ray cluster: workers are Ray actors, and the runtime in them is the same as on a fleet.
 
-    executor.py     ElasticExecutor and RayExecutor: the names of both generations of Horovod on Ray
+    executor.py         ElasticExecutor and RayExecutor: the names of both generations of Horovod on Ray
+    params.py           their parameters, checked; logger.py, discovery.py: Horovod's helpers
     run/elastic_job.py  loop of one elastic run, in the driver or in a detached actor (detached.py)
+    run/static_job.py   fixed number of workers, which keep their processes over many calls
     run/coordinator.py  Membership with its workers' reports; line.py: the TCP server that they connect to. No Ray
     run/staffing.py     which actors to ask for and to end. Pure
-    run/pool.py         actors: asked for, ended, their results; actors.py is the code that runs in them
-    drains.py       everything that needs a private part of Ray: nodes that drain
-    functions.py    functions as they travel to the workers; logger.py, discovery.py: Horovod's helpers
+    run/pool.py         actors: requests for them, their ends and results; actors.py is the code that runs in them
+    installed.py        Ray itself: installed, connected, of the same version on each node
+    drains.py           private parts of Ray: nodes that drain
+    functions.py        functions as they are sent to the workers
 
 Ray is imported in functions only, so that this package can be imported without it.
 """

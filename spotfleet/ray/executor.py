@@ -46,7 +46,7 @@ class ElasticExecutor:
 
     @classmethod
     def attach(cls, name: str) -> ElasticExecutor:
-        """Return the executor of a detached run that another driver has begun."""
+        """Return the executor of a detached run that another driver has begun. Raises UsageError if there is none."""
         found = cls(detached=name)
         found._remote = detached_job.find(name)
         return found
@@ -74,7 +74,9 @@ class ElasticExecutor:
 
         Each value that a worker logs by `ray_logger.log` is passed to each callback, here. A callback may call
         `resize`. An error that the function raises is raised here, with the worker's traceback as its cause. The value
-        is None for a worker that was lost after training.
+        is None for a worker that was lost after training. Raises UsageError for a function that cannot be sent, and
+        SpotfleetError where the run ends without a result: too few workers for `elastic_timeout`, more changes than
+        `reset_limit`, losses in a row without a step, or a loss outside of `hvd.elastic.run`.
         """
         ray, given, more = connected_ray(), tuple(args or ()), dict(kwargs or {})
         check_sendable(fn, given, more)
@@ -88,7 +90,8 @@ class ElasticExecutor:
         return self.result(callbacks)
 
     def result(self, callbacks: Callbacks = None) -> list[Any]:
-        """Wait for the end of the run that is in progress, also of one that `attach` has found."""
+        """Wait for the end of the run that is in progress, also of one that `attach` has found. Returns and raises as
+        `run` does."""
         return self._remote_end(list(callbacks or ())).get() if self._remote is not None else self._local_end(
             list(callbacks or ())).get()
 
@@ -117,14 +120,14 @@ class ElasticExecutor:
         return list(self._job().changes)
 
     def shutdown(self) -> None:
-        """End all workers; a detached run, too."""
+        """End all workers, and a detached run."""
         if self._remote is not None:
             ray = connected_ray()
             try:
                 ray.get(self._remote.shutdown.remote())
                 ray.kill(self._remote)
             except ray.exceptions.RayActorError:
-                pass  # it has gone
+                pass  # it has ended
         elif self._local is not None:
             self._local.shutdown()
         self._local = self._remote = None
@@ -253,7 +256,7 @@ class RayExecutor:
             return self._job.execute(fn)
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        """The same in rank 0's worker alone."""
+        """Call `fn(executable)` in rank 0's worker alone; return its value."""
         if self.elastic is not None:
             return self.elastic.execute_single()
         check_sendable(fn, (), {})
@@ -281,7 +284,7 @@ def environment(params: ElasticParams, more: dict[str, str] | None) -> dict[str,
 
 
 def check_gpus(ray: Any, params: ElasticParams) -> None:
-    """UsageError if GPUs are asked of a cluster that has none."""
+    """Raise UsageError if GPUs are asked of a cluster that has none."""
     if params.gpus and not ray.cluster_resources().get("GPU"):
         raise UsageError("use_gpu is set, and no node of the cluster has a GPU",
                          hint="leave use_gpu out, or add a node with GPUs")

@@ -1,4 +1,4 @@
-"""Functions as they travel to the workers.
+"""Functions as they are sent to the workers.
 
 cloudpickle sends a function of `__main__` by value and one of a module by its name. The nodes do not have the user's
 modules, so a module that is not installed is sent by value, too.
@@ -46,9 +46,9 @@ def _module_of(function: Callable) -> Any:
 
 
 def check_sendable(function: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """UsageError if the function or an argument cannot be pickled; the message names the variable."""
+    """Raise UsageError if the function or an argument cannot be pickled; the message names the variable."""
     if not callable(function):
-        raise UsageError(f"{function!r} is no function", hint="pass a function: executor.run(train)")
+        raise UsageError(f"{function!r} is not a function", hint="pass a function: executor.run(train)")
     name = getattr(function, "__qualname__", repr(function))
     with by_value(function):
         if not (why := _refusal(function)):

@@ -24,7 +24,7 @@ class About:
 
 
 def load_ray() -> Any:
-    """Import Ray. UsageError where it is not installed."""
+    """Return the module `ray`. Raises UsageError where it is not installed."""
     try:
         return importlib.import_module("ray")
     except ImportError as error:
@@ -32,7 +32,7 @@ def load_ray() -> Any:
 
 
 def connected_ray() -> Any:
-    """Return Ray, connected to a cluster; an executor never connects by itself."""
+    """Return the module `ray`. Raises UsageError where it is not connected: an executor never connects by itself."""
     ray = load_ray()
     if not ray.is_initialized():
         raise UsageError("Ray is not connected to a cluster",
@@ -45,7 +45,7 @@ def own_python() -> str:
 
 
 def check_same(found: About, ray: str, python: str) -> None:
-    """UsageError if a worker's process has another Ray or another minor version of Python than the driver."""
+    """Raise UsageError if a worker's process has another Ray or another minor version of Python than the driver."""
     for name, theirs, ours in (("Ray", found.ray, ray), ("Python", found.python, python)):
         if theirs != ours:
             raise UsageError(f"node {found.node[:12]} ({found.address}) has {name} {theirs}, and the driver {ours}",

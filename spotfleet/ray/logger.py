@@ -19,7 +19,8 @@ def log(info: dict[str, Any]) -> None:
     """Pass `info` to each callback of the driver, as a dict. Return once it has arrived there.
 
     Values are those of JSON: numbers, texts, lists, dicts; scalars of torch and numpy become numbers. Outside of an
-    executor's worker this does nothing.
+    executor's worker this does nothing. Raises UsageError for other values, and OSError if the driver does not answer
+    within ANSWER_S.
     """
     global _connection
     path = os.environ.get("SPOTFLEET_SOCKET", "")

@@ -67,7 +67,7 @@ def create_settings(timeout_s: float = 30.0, ssh_identity_file: str | None = Non
                     max_num_proc: int | None = None, reset_limit: int | None = None, elastic_timeout: float = 600.0,
                     min_np: int | None = None, max_np: int | None = None, verbose: int | bool = 0) -> RaySettings:
     """Return settings. `min_np` and `max_np` are earlier names of the numbers of processes. Ray connects to its nodes
-    itself, so the SSH key and the network interfaces of Horovod's signature are accepted and not used."""
+    itself, so `timeout_s`, the SSH key and the network interfaces of Horovod's signature are accepted and not used."""
     least = min_num_proc if min_num_proc is not None else min_np
     most = max_num_proc if max_num_proc is not None else max_np
     return RaySettings(int(verbose), least, most, reset_limit, elastic_timeout, timeout_s, placement_group_timeout_s)

@@ -1,6 +1,6 @@
 """Mutual proof of the job's key over a new connection, without sending the key.
 
-    client connects --nonce S--> client --nonce C, MAC(key, "client" S C)--> server --MAC(key, "server" S C)--> talk
+    client connects --nonce S--> client --nonce C, MAC(key, "client" S C)--> server --MAC(key, "server" S C)--> in use
 
 Bootstrap stores (store.py) and connections to a coordinator over TCP (control.py) begin with it.
 """

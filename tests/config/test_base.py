@@ -85,7 +85,7 @@ def test_a_newer_contract_asks_for_a_newer_spotfleet_and_an_older_one_for_a_newe
 def test_what_lasts_stands_in_one_place_only():
     assert f"{FILE}:1: aws.host_profile: base research sets it, too" in problem("aws: {host_profile: mine}")
     assert "checkpoint.target: base research sets it, too" in problem("checkpoint: {target: s3://other}")
-    assert "provider: is gcp, and base research is of aws" in problem("provider: gcp")
+    assert "provider: is gcp, and base research is for aws: correct it" in problem("provider: gcp")
 
 
 def test_a_run_chooses_its_image_its_disk_and_a_folder_of_the_bucket():

@@ -371,7 +371,7 @@ def test_what_cannot_be_pickled_is_named_with_its_variable(cluster):
     assert refused.value.hint == "create 'lock' inside the function"
     with pytest.raises(UsageError, match=r"args\[1\] of about_itself cannot be sent"):
         executor.run(about_itself, args=[1, lock])
-    with pytest.raises(UsageError, match="3 is no function"):
+    with pytest.raises(UsageError, match="3 is not a function"):
         executor.run(3)
     with pytest.raises(UsageError, match="not started"):
         executor.run(about_itself)

@@ -1,9 +1,9 @@
 """Containers in which the workers of a job run, while the agent stays outside. One container for each job on a host.
 
-    engines.py      command lines of Docker, Podman and runc. Pure
-    refusals.py     meaning of an engine's error messages. Pure
-    container.py    one container: start, processes, end
-    registry.py     containers of this host; removal of those that an earlier agent has left
+    engines.py          command lines of Docker, Podman and runc. Pure
+    refusals.py         meaning of an engine's error messages. Pure
+    container.py        one container: start, processes, end
+    host_containers.py  containers of this host: engine, image, start; removal of orphans of an earlier agent
 
 The first process of a container reads from a FIFO that only the agent holds open for writing. Once the agent closes it,
 or is killed, that process ends, the kernel ends every other process of the container's PID namespace, and the engine

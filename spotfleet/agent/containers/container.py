@@ -69,7 +69,7 @@ class ContainerFailed(SpotfleetError):
 
 
 class JobContainer:
-    """The container of one job. `host` starts processes outside it; `sockets` is a folder that it has mounted."""
+    """The container of one job. `host` starts processes outside it; the folder `sockets` is mounted in it."""
 
     def __init__(self, engine: Engine, order: ContainerOrder, host: Processes, sockets: Path,
                  changed: Callable[[], None]) -> None:
@@ -146,7 +146,9 @@ class JobContainer:
         log.info("container %s ended (%s)", self.name, code)
         if self._keeping is not None:
             self._keeping.cancel()
-        self._zygote.fail(ContainerFailed(Refusal(f"container: {self.name} has ended ({self._engine.name}: {code})")))
+        self._zygote.fail(ContainerFailed(Refusal(
+            f"container: {self.name} has ended ({self._engine.name}: status {code}): something outside has ended it, "
+            "such as a removal or the kernel for lack of memory")))
 
     async def require(self, *, script: bool, torch: bool) -> None:
         """Raise ContainerFailed if the container lacks a Python for scripts, or torch."""
@@ -154,12 +156,12 @@ class JobContainer:
         if script and not self.python:
             oldest = ".".join(map(str, OLDEST_PYTHON))
             raise ContainerFailed(Refusal(
-                f"container: {image} has no Python {oldest} or newer, which the processes of a script need: take an "
+                f"container: {image} has no Python {oldest} or newer, which the processes of a script need: use an "
                 "image that has one, or run the script as a command (spotfleet run -- ...)", sure=True))
         if torch and await self.run(self.python, "-c", "import importlib.util, sys; "
                                                        "sys.exit(importlib.util.find_spec('torch') is None)"):
             raise ContainerFailed(Refusal(
-                f"container: {image} has no torch for {self.python}, which an elastic job needs: take an image with "
+                f"container: {image} has no torch for {self.python}, which an elastic job needs: use an image with "
                 "it, or install it in `setup`", sure=True))
 
     async def run(self, *command: str) -> int:

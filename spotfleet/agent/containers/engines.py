@@ -84,7 +84,7 @@ class Engine(Protocol):
 
 
 class _Client:
-    """The commands that Docker and Podman share: Podman's are Docker's."""
+    """Commands that are the same for Docker and Podman."""
 
     name: str
     gpus = True
@@ -145,7 +145,7 @@ class Docker(_Client):
 
 
 class Podman(_Client):
-    """Podman; without root where the agent has none. Root in such a container is the agent's user outside."""
+    """Podman, rootless where the agent is not root. Root in such a container is the agent's user outside."""
 
     name = "podman"
     install = "install Podman: apt-get install podman, or dnf install podman"

@@ -51,8 +51,9 @@ def meaning(engine: str, image: str, output: str) -> Refusal:
     """Return the meaning of what an engine has printed before it failed, with the end of that text."""
     for pattern, text, sure in _RULES:
         if re.search(pattern, output, re.IGNORECASE):
-            said = text.format(engine=engine, image=image, login=_LOGIN, configure=_CONFIGURE.get(engine, "nvidia-ctk"))
-            return Refusal(f"container: {said}{_quoted(engine, output)}", sure)
+            reason = text.format(engine=engine, image=image, login=_LOGIN,
+                                 configure=_CONFIGURE.get(engine, "nvidia-ctk"))
+            return Refusal(f"container: {reason}{_quoted(engine, output)}", sure)
     return Refusal(f"container: {engine} cannot run {image}{_quoted(engine, output)}")
 
 

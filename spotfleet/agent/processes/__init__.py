@@ -1,1 +1,1 @@
-"""Processes on a host: the zygote that forks them, their environment, the code in a new worker."""
+"""Processes on a host or in a container: the zygote that forks them, their environment, the code in a new worker."""

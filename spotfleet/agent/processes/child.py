@@ -213,7 +213,7 @@ class _Shell:
 
 
 class _EnteredShell(_Shell):
-    """The same in a container, through a client of its engine. The client's group holds nothing of the command."""
+    """A shell command in a container, by a client of its engine. The client's group has no process of the command."""
 
     def __init__(self, spec: ChildSpec) -> None:
         self._spec = spec

@@ -25,7 +25,7 @@ from typing import Any
 
 from spotfleet.agent import disk
 from spotfleet.agent.containers.container import PACKAGES, ContainerFailed, JobContainer
-from spotfleet.agent.containers.registry import Containers, without_login
+from spotfleet.agent.containers.host_containers import Containers, without_login
 from spotfleet.agent.files.bundles import Bundles, PreparedLaunch, folder_name
 from spotfleet.agent.files.checkpoint_folder import CheckpointFolder
 from spotfleet.agent.files.outputs import OutputShipper

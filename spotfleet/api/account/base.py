@@ -1,4 +1,4 @@
-"""Way to a base's contract: Terraform's output, a file of it, or the account, where its tag shows it."""
+"""Reader of a base's contract: from Terraform's output, from a file, or from the account by the base's tag."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ TERRAFORM_S = 120.0  # a remote state is fetched
 
 
 def read(source: str) -> Base:
-    """Return the base of `source`: a folder where Terraform has been applied, a file with its outputs, or "-"."""
+    """Return the base of `source`: a folder where Terraform has been applied, a file with its outputs, or "-".
+
+    Raises UsageError where Terraform, or its output, is missing or wrong.
+    """
     if source == STDIN:
         return contracts.parse(sys.stdin.read(), "standard input")
     path = Path(source)
@@ -28,7 +31,7 @@ def read(source: str) -> Base:
         return contracts.parse(path.read_text("utf-8"), str(path))
     except FileNotFoundError:
         raise UsageError(f"--from-terraform: there is no folder or file {path}",
-                         hint="the folder in which you ran `terraform apply`") from None
+                         hint="name the folder in which you ran `terraform apply`") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--from-terraform: {path} cannot be read: {error}",
                          hint="terraform output -json > base.json") from None

@@ -1,4 +1,4 @@
-"""Ready images of an account: Packer builds them from a cloud's recipe; docs/clouds/images.md."""
+"""Ready images of an account, which Packer builds from a cloud's recipe: docs/clouds/images.md."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INSTALL = "install Packer 1.7 or newer, by Homebrew `brew install hashicorp/tap/
 
 def build(home: Home, provider: str, file: Path | None, *, gpus: bool, region: str, folder: Path | None,
           progress: Callable[[str], None]) -> Path | None:
-    """Build an image with Packer, whose output goes to stderr. With `folder`, only write its files there; returns it.
+    """Build an image with Packer, whose output goes to stderr. With `folder`, only write its files there and return it.
 
     Raises UsageError without Packer, and SpotfleetError where it fails.
     """
@@ -65,14 +65,14 @@ def listed(home: Home, provider: str, file: Path | None, region: str) -> list[Ma
 
 
 def remove(home: Home, provider: str, file: Path | None, region: str, ids: list[str]) -> list[MachineImage]:
-    """Remove images by id or name; returns them. Raises UsageError, before any is removed, for one that is not listed.
+    """Remove images by id or name; return them. Raises UsageError, before any is removed, for one that is not listed.
     """
     account = _opened(home, provider, file, region)
     found = account.images()
     by_name = {name: one for one in found for name in (one.id, one.name)}
     if missing := [name for name in ids if name not in by_name]:
-        raise UsageError(f"{provider} has no image {', '.join(missing)} of ours",
-                         hint=f"spotfleet image list {provider} shows those that are")
+        raise UsageError(f"{provider} lists no ready image {', '.join(missing)}",
+                         hint=f"`spotfleet image list {provider}` shows their ids and names")
     wanted = list(dict.fromkeys(by_name[name] for name in ids))
     for one in wanted:
         account.delete_image(one)
@@ -82,7 +82,8 @@ def remove(home: Home, provider: str, file: Path | None, region: str, ids: list[
 def _settings(home: Home, provider: str, file: Path | None) -> Config:
     spec = config.load(file).spec if file is not None else FleetSpec("", provider=provider)
     if spec.provider != provider:
-        raise UsageError(f"{file} is of provider {spec.provider}, not {provider}", hint=f"name {spec.provider}")
+        raise UsageError(f"{file} is for provider {spec.provider}, not {provider}",
+                         hint=f"name {spec.provider}, or leave -f out")
     return provider_config(home, spec)
 
 

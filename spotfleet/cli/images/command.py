@@ -36,7 +36,7 @@ def show(provider: str, file: Path | None, region: str, *, as_json: bool) -> Non
         print(table(["image", "name", "for", "region", "made by", "age", "GiB", "state"],
                     [_row(one, now) for one in found], right=["GiB"], drop=["GiB", "region", "made by"]))
     else:
-        print_message("no image of ours is listed")
+        print_message("no ready image is listed")
         next_command(f"spotfleet image build {provider}")
 
 
@@ -47,7 +47,7 @@ def _row(one: MachineImage, now: str) -> tuple[str, ...]:
 
 
 def remove(provider: str, ids: list[str], file: Path | None, region: str, *, yes: bool) -> None:
-    if not confirm(f"Remove {', '.join(ids)}? A fleet whose file names it starts no more hosts.", yes):
+    if not confirm(f"Remove {', '.join(ids)}? Fleets whose files name them start no more hosts.", yes):
         raise typer.Exit(1)
     done = images.remove(Home(), provider, file, region, ids)
     print_message(f"removed: {', '.join(one.id for one in done)}")

@@ -4,9 +4,9 @@
     prices.py      spot and on-demand prices                   offers.py     pools for a need
     plugin.py      the plugin; what the core may ask before it opens the provider
     section/       section `aws` of the fleet file, and the configuration
-    price_list.py  prices of all regions, for the catalog      images.py     choice of the machine image
+    price_list.py  prices of all regions, for the catalog      images.py     choice of the machine image; ready images
     launch.py      fleet, persistent request, on demand, gang  terminate.py  cancel before terminate; interruption
-    describe.py    reads the listings; tags
+    describe.py    reads the listings; tags                    base.py       a base: Terraform's data, its contract
     mapping/       between our terms and EC2's, all pure:
         names.py         tags and names                        errors.py     error code -> reaction, one table
         template.py      launch template and calls             listing.py    EC2's answers -> hosts

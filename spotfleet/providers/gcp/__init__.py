@@ -2,11 +2,11 @@
 
     session.py     clients, credentials, project, operations   describe.py    reads the listings; tags
     launch.py      one machine, one of several zones, a gang   terminate.py   end, interruption, restart
-    offers.py      pools for a need, prices                    images.py      choice of the machine image
+    offers.py      pools for a need, prices                    images.py      choice of the image; ready images
     network.py     network, subnet, firewall rules             resources.py   other resources of fleets; removal
     check.py       can a fleet be made here?                   plugin.py      the plugin
     spec.py        section `gcp` as values                     section.py     its keys and rules
-    price_list.py  prices of all regions, for the catalog
+    price_list.py  prices of all regions, for the catalog      base.py        contract of a base, from its bucket
     mapping/       between our terms and Google's, all pure:
         names.py       names, labels, codes                      errors.py      error code -> reaction, one table
         machine.py     bodies of launches                        listing.py     Google's answers -> hosts

@@ -30,7 +30,7 @@ class GcpSpec:
     local_ssds: int = 0  # number of local SSDs of a host whose type does not include any
     service_account: str = ""  # hosts get it; empty: none, or the project's default one if checkpoints go to gs://
     dispatcher_service_account: str = ""  # empty: the project's default one
-    network_tags: tuple[str, ...] = ()  # more tags of every machine, for whose firewall rules somebody else cares
+    network_tags: tuple[str, ...] = ()  # more tags of every machine; `up` makes no firewall rules then
     dispatcher_network_tags: tuple[str, ...] = ()  # more of them for the dispatcher, such as one that lets SSH in
     disk_key: str = ""  # Cloud KMS key of the disks; empty: Google's own
     dispatcher_credentials: str = ""  # a service account's key file on the laptop, for a dispatcher on another cloud

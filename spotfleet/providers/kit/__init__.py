@@ -7,6 +7,7 @@
     checks.py      checks before a first fleet, all at once
     laptop.py      this laptop's address and the name on its firewall rules
     userdata.py    user data of a machine, made for a launch and read back
+    images.py      ready images: their tags, the newest one, remarks, Packer's values
     cache.py       answers remembered for some time; one thread asks, the others wait
     requests.py    several requests at once, and no more in a second than the cloud takes
     mapping/       pure:

@@ -1,4 +1,4 @@
-"""Images that `spotfleet image build` makes, as any cloud's provider finds them: by tag or label."""
+"""Ready images, which `spotfleet image build` makes, as any cloud's provider finds them: by tag or label."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def newest(found: Iterable[MachineImage], wanted: str, provider: str, region: st
 
 def missing(provider: str, wanted: str, where: str = "") -> NeedsPerson:
     more = f"{' --gpus' if wanted == GPU else ''}{where.replace(' in ', ' --region ')}"
-    return NeedsPerson(f"{provider}: no image of ours for hosts {'with' if wanted == GPU else 'without'} GPUs{where}",
+    hosts = f"hosts {'with' if wanted == GPU else 'without'} GPUs"
+    return NeedsPerson(f"{provider}: there is no ready image for {hosts}{where}",
                        hint=f"spotfleet image build {provider}{more}, or leave `{provider}.image` out")
 
 
@@ -57,7 +58,7 @@ def outdated(image: MachineImage) -> str:
     if image.recipe == now:
         return ""
     return (f"image {image.name} is outdated: spotfleet {image.version} made it by recipe {image.recipe}, and "
-            f"{__version__} has {now}; hosts may lack packages. Make another: spotfleet image build")
+            f"{__version__} has {now}; hosts may lack packages. Build another: spotfleet image build")
 
 
 def remarks(found: Iterable[MachineImage]) -> list[str]:

@@ -1,7 +1,7 @@
 """Code that runs in Ray's worker processes: one actor for each worker, which holds the runtime unchanged.
 
 The environment is set before torch is imported. Methods run in the actor's main thread, since it has no concurrency;
-while it trains it answers no other call, and talks over its connection to the coordinator.
+while it trains it answers no other call; reports and orders use its connection to the coordinator.
 """
 
 from __future__ import annotations

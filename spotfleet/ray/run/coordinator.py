@@ -29,7 +29,7 @@ REPEAT_S = 1.0
 
 @dataclass(frozen=True)
 class Leaving:
-    """End of a node, or the wish to have it free."""
+    """Reason and time for workers to leave a node: its end, or a request to free it."""
 
     until: float  # monotonic
     why: str  # "notice" or "drain"

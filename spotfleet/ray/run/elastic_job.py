@@ -8,8 +8,8 @@ The run ends when the functions of all ranks have returned, or when one raises a
 fewer than `min_workers` train for `elastic_timeout`, after `reset_limit` changes, and when workers end again and again
 without a step.
 
-Threads: one decides, `_loop`, and waits for nothing but news. Another one, `_tend`, does all that waits for Ray's
-control service: it looks at the nodes, asks for actors and ends them. `_lock` guards all fields.
+Threads: `_loop` decides, and waits for events only. `_tend` makes all calls that wait for Ray's control service: it
+lists the nodes, asks for actors and ends them. `_lock` guards all fields.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from spotfleet.ray import drains
 from spotfleet.ray.installed import About, check_same, connected_ray, own_python
 from spotfleet.ray.params import ElasticParams, HostSource
 from spotfleet.ray.run.actors import Outcome
-from spotfleet.ray.run.coordinator import Coordinator, Leaving, RunStatus, is_held_up
+from spotfleet.ray.run.coordinator import JOB, Coordinator, Leaving, RunStatus, is_held_up
 from spotfleet.ray.run.pool import ActorPool, ActorSpec, CallEnded, Ready
 from spotfleet.ray.run.staffing import ActorStage, Cooldown, StaffMember, room_on, staff_change
 
@@ -88,7 +88,7 @@ class RunEnd:
 
 
 class ElasticJob:
-    """The actors, the coordinator and the thread of one executor; one run at a time."""
+    """The actors, the coordinator and the threads of one executor; one run at a time."""
 
     def __init__(self, params: ElasticParams, env: dict[str, str], verbose: int = 0,
                  discovery: HostSource | None = None, warm: tuple[str, ...] | None = None) -> None:
@@ -131,7 +131,7 @@ class ElasticJob:
     # Any thread
 
     def begin(self, work: TrainingCall) -> None:
-        """Train with this function in all actors."""
+        """Train with this function in all actors. Raises SpotfleetError while it trains, and after `shutdown`."""
         if self._stop.is_set():
             raise SpotfleetError("the executor was shut down", hint="make a new one and call start()")
         with self._lock:
@@ -168,7 +168,7 @@ class ElasticJob:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    # The thread
+    # The two threads
 
     def _loop(self) -> None:
         try:
@@ -265,7 +265,7 @@ class ElasticJob:
         host = actor.node[:NAME_CHARS]
         actor.slot, actor.name, actor.stage = slot, f"{host}/{slot}/{number}", ActorStage.RUNS
         coordinator.add(actor.name, host, slot)
-        env = {"SPOTFLEET_SOCKET": coordinator.path, "SPOTFLEET_WORKER": actor.name, "SPOTFLEET_JOB": "ray",
+        env = {"SPOTFLEET_SOCKET": coordinator.path, "SPOTFLEET_WORKER": actor.name, "SPOTFLEET_JOB": JOB,
                "SPOTFLEET_ADDRESS": actor.about.address, "SPOTFLEET_LOCAL_RANK": str(slot), JOB_KEY: self._key,
                "SPOTFLEET_WORKERS": f"{self._least}:{self._wanted()}"}
         if gpu.isdigit() and int(gpu) < self._gpus.get(actor.node, 0):

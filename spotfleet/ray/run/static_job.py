@@ -12,14 +12,17 @@ from spotfleet.protocol.messages import JOB_KEY
 from spotfleet.ray import drains
 from spotfleet.ray.installed import About, check_same, connected_ray, own_python
 from spotfleet.ray.params import ElasticParams
-from spotfleet.ray.run.coordinator import Coordinator
+from spotfleet.ray.run.coordinator import JOB, Coordinator
 from spotfleet.ray.run.elastic_job import NAME_CHARS, TICK_S
 from spotfleet.ray.run.pool import ActorPool, ActorSpec
 from spotfleet.ray.run.staffing import room_on
 
 
 class StaticJob:
-    """`workers` actors, placed and named; calls reach all of them, in the order of ranks."""
+    """As many actors as `params.min_workers`, placed and named; calls reach all of them, in the order of ranks.
+
+    Raises SpotfleetError if they are not placed within `placement_timeout_s`, and from a call whose worker is lost.
+    """
 
     def __init__(self, params: ElasticParams, env: dict[str, str], placement_timeout_s: float) -> None:
         self._ray = connected_ray()
@@ -92,7 +95,7 @@ class StaticJob:
         name = f"{host}/{slot}/{number}"
         self._coordinator.add(name, host, slot)
         self._ray.get(handle.place.remote({
-            "SPOTFLEET_SOCKET": self._coordinator.path, "SPOTFLEET_WORKER": name, "SPOTFLEET_JOB": "ray",
+            "SPOTFLEET_SOCKET": self._coordinator.path, "SPOTFLEET_WORKER": name, "SPOTFLEET_JOB": JOB,
             "SPOTFLEET_ADDRESS": about.address, "SPOTFLEET_LOCAL_RANK": str(slot), JOB_KEY: self._key,
             "SPOTFLEET_WORKERS": f"{self._count}:{self._count}"}))
         return handle

@@ -90,9 +90,9 @@ def plan(files: Mapping[str, CheckpointFile], digest: str, announced: Sequence[s
     """Plan the exchange of a checkpoint whose manifest has this digest. `announced`, `hosts`: by rank. Pure."""
     has: dict[int, int] = {}
     leaders: dict[str, int] = {}
-    for rank, (word, host) in enumerate(zip(announced, hosts, strict=True)):
-        its, _, bits = word.partition(":")
-        if its == digest:
+    for rank, (text, host) in enumerate(zip(announced, hosts, strict=True)):
+        named, _, bits = text.partition(":")
+        if named == digest:
             leader = leaders.setdefault(host, rank)
             has[leader] = has.get(leader, 0) | int(bits, 16)
     sends, missing, loads = [], [], dict.fromkeys(leaders.values(), 0)
@@ -109,8 +109,11 @@ def plan(files: Mapping[str, CheckpointFile], digest: str, announced: Sequence[s
 
 
 def complete(group: Group, named: Checkpoint, lacks: Callable[[], None], progress: Progress = ignore) -> None:
-    """Return with all files in the folder of `named`, which this rank has announced to `group`. Raises as shown above;
-    `lacks` is called before a generation ends because some files cannot be received from peers."""
+    """Receive the missing files of `named`, which this rank has announced to `group`, into its folder.
+
+    `lacks` is called before the generation ends because some files cannot be received from peers. Raises CommBroken
+    where a peer is lost or files cannot be received, and NoRoomHere where this disk is full.
+    """
     folder = Path(named.path)
     try:
         files = read_manifest(folder).files

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from spotfleet.agent.boot import AgentBoot
-from spotfleet.agent.containers import registry
+from spotfleet.agent.containers import host_containers
 from spotfleet.agent.containers.container import PACKAGES, ContainerFailed
+from spotfleet.agent.containers.host_containers import ContainerHost, Containers
 from spotfleet.agent.containers.refusals import Refusal
-from spotfleet.agent.containers.registry import ContainerHost, Containers
 from spotfleet.agent.files.bundles import PreparedLaunch
 from spotfleet.agent.files.setup import SetupContext, Setups
 from spotfleet.agent.files.uploads import CheckpointShipper
@@ -159,5 +159,5 @@ def test_workers_that_wait_for_one_try_share_its_failure(tmp_path: Path, monkeyp
         running.cancel()
         return [containers.count_failure("job", error) for error in ended if isinstance(error, ContainerFailed)]
 
-    monkeypatch.setattr(registry, "call", no_engine)
+    monkeypatch.setattr(host_containers, "call", no_engine)
     assert (asyncio.run(workers(3)), asyncio.run(workers(1))) == ([1, 1, 1], [2])

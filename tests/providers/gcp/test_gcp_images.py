@@ -29,7 +29,7 @@ def test_a_host_starts_from_the_family_of_its_kind(cloud, gcp):
     account = gcp(image="spotfleet").account
     assert images.image(account, Role.WORKER, offer()) == f"projects/{cloud.project}/global/images/{name}"
     assert account.settings.machine.environment.python == "/opt/spotfleet/bin/python"
-    with pytest.raises(NeedsPerson, match="gcp: no image of ours for hosts with GPUs") as raised:
+    with pytest.raises(NeedsPerson, match="gcp: there is no ready image for hosts with GPUs") as raised:
         images.image(account, Role.WORKER, offer("L4"))
     assert raised.value.hint.startswith("spotfleet image build gcp --gpus")
 

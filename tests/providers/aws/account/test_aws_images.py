@@ -65,7 +65,7 @@ def test_a_dispatcher_without_a_ready_image_has_an_environment_of_its_own(three,
 
 def test_a_fleet_without_such_an_image_is_told_how_to_build_one(cloud, aws):
     account = aws(image="spotfleet").account
-    with pytest.raises(NeedsPerson, match="aws: no image of ours for hosts with GPUs in us-east-1") as raised:
+    with pytest.raises(NeedsPerson, match="aws: there is no ready image for hosts with GPUs in us-east-1") as raised:
         images.image(account, "us-east-1", images.wanted(account, Role.WORKER, offer("L4")))
     assert raised.value.hint.startswith("spotfleet image build aws --gpus --region us-east-1")
 
@@ -105,7 +105,7 @@ def test_the_commands_list_images_with_their_state_and_remove_them_by_name(three
     assert run(["image", "list", "aws", "--region", "us-east-1", "-o", "json"]) == 0
     assert {i["id"]: i["outdated"] for i in json.loads(capsys.readouterr().out)} == {CPU: False, GPU: True, OLD: True}
     assert run(["image", "rm", "aws", "nothing", "--region", "us-east-1", "--yes"]) == 2
-    assert "aws has no image nothing of ours" in capsys.readouterr().err
+    assert "aws lists no ready image nothing" in capsys.readouterr().err
     assert run(["image", "rm", "aws", "spotfleet-cpu-0123456789ab", "--region", "us-east-1", "--yes"]) == 0
     assert OLD not in three.images and {CPU, GPU} <= three.images.keys()
     assert run(["image", "list", "aws", "--region", "us-east-1"]) == 0

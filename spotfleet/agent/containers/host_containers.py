@@ -2,8 +2,8 @@
 
     wanted --engine chosen, image fetched--> starting --> up --no worker of the job is left--> ended
 
-A folder in CONTAINERS names each container's engine, so that an agent which starts anew knows whose containers it may
-have left, and removes them.
+A folder in CONTAINERS names each container's engine. An agent that starts again removes the containers that are left at
+these engines.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NAME_CHARS = 40  # longest part of a container's name, for host and job each
 
 @dataclass(frozen=True)
 class ContainerHost:
-    """What containers need of their host."""
+    """Values and callables of the agent that its containers need."""
 
     boot: AgentBoot
     home: Path
@@ -159,7 +159,7 @@ class Containers:
             gpus = self._host.gpus()
             if gpus and not engine.gpus:
                 raise ContainerFailed(Refusal(f"container: {engine.name} gives a container no GPUs, and this host has "
-                                              "some: use an image of a registry, with Docker or Podman"))
+                                              "some: use an image from a registry, with Docker or Podman"))
             order = ContainerOrder(
                 name, image, str(folder), ("sh", "-c", FIRST, "sh", str(folder)), mounts, self.labels,
                 engine.user_of(about, os.geteuid(), os.getegid()), gpus,
@@ -182,7 +182,7 @@ class Containers:
             if code != 127:
                 why = why or meaning(engine.name, image, errors or about).text
         missing = f"container: this host has no {' and no '.join(e.name for e in tried)}: " + "; or ".join(
-            e.install for e in tried) + ". `setup` runs in the container, so use an image of machines that has it"
+            e.install for e in tried) + "; or use a machine image that has one. `setup` runs in the container"
         raise ContainerFailed(Refusal(why or missing))
 
     async def _fetch(self, engine: Engine, image: str, login: RegistryLogin | None, folder: Path,
