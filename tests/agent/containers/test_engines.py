@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from spotfleet.agent.containers.registry import gpu_nodes
 
 from spotfleet.agent.containers.container import host_pid
 from spotfleet.agent.containers.engines import (
@@ -24,7 +25,6 @@ from spotfleet.agent.containers.engines import (
     mount_of,
 )
 from spotfleet.agent.containers.refusals import meaning
-from spotfleet.agent.containers.registry import gpu_nodes
 from spotfleet.agent.processes.entered import start_script
 from tests.support.containers.contract import NO_DAEMON, NO_GPU, NOT_FOUND, REFUSED, check_run, parsed
 
