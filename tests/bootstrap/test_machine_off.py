@@ -52,6 +52,7 @@ def test_until_then_somebody_may_mend_it_and_start_again(machine: ExistingMachin
     waiting = machine.processes()
     machine.bring(wanted, idle_wheel, lambda text: harmless(text, FAILED_S="600"))
     machine.start()
+    wait_until(lambda: machine.state() != "failed", machine.log)  # the script that waits for somebody goes first
     machine.life()
     wait_until(lambda: not waiting.keys() & machine.processes().keys())
     assert (machine.look(), times_off(machine)) == (("running", "spotfleet.idle"), 0)

@@ -32,7 +32,7 @@ def test_a_module_s_output_has_the_keys_that_are_read(name: str):
 
 
 def test_the_docs_describe_every_key_and_the_tag():
-    text = (TOP / "docs" / "terraform.md").read_text()
+    text = (TOP / "docs" / "clouds" / "terraform.md").read_text()
     table = text.partition("## The contract")[2].partition("\n## ")[0]
     assert set(re.findall(r"`(\w+)`", table)) >= KEYS
     assert f"contract: {BASE_VERSION} |" in table and f"`{BASE_TAG}`" in text

@@ -59,7 +59,8 @@ run "try" {
 """
 RIGHT = {"aws": {"name": '"research"', "region": '"us-east-1"'},
          "gcp": {"name": '"research"', "project": '"my-project-123"', "region": '"us-central1"'},
-         "azure": {"name": '"research"', "region": '"eastus"'}}
+         "azure": {"name": '"research"', "region": '"eastus"', "image": '"/subscriptions/1/resourceGroups/g/providers/'
+                                                                        'Microsoft.Compute/images/gpu"'}}
 
 
 @pytest.mark.parametrize("name", MISTAKES)
