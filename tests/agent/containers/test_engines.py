@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from spotfleet.agent.containers.registry import gpu_nodes
 
 from spotfleet.agent.containers.container import host_pid
 from spotfleet.agent.containers.engines import (
@@ -24,6 +23,7 @@ from spotfleet.agent.containers.engines import (
     login_of,
     mount_of,
 )
+from spotfleet.agent.containers.host_containers import gpu_nodes
 from spotfleet.agent.containers.refusals import meaning
 from spotfleet.agent.processes.entered import start_script
 from tests.support.containers.contract import NO_DAEMON, NO_GPU, NOT_FOUND, REFUSED, check_run, parsed
