@@ -81,7 +81,7 @@ class JobContainer:
         self._keeping: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._killing: set[asyncio.Task[None]] = set()
-        self._entered: dict[str, str] = {}  # process -> its log, for those that the host's zygote has forked
+        self._entered: dict[str, str] = {}  # process forked by the host's zygote -> its log
         self._errors = bytearray()
         self.environ: dict[str, str] = {}  # the image's
         self.python = ""  # in the container; "": it has none that is new enough

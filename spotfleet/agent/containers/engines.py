@@ -138,7 +138,7 @@ class Docker(_Client):
         return {"DOCKER_CONFIG": folder}
 
     def start(self, order: ContainerOrder) -> list[str]:
-        """Name the GPUs' device files, too: those that only NVIDIA's hook adds are lost when systemd reloads its units,
+        """Name the GPUs' device files, too. Files that only NVIDIA's hook adds are lost when systemd reloads its units,
         as each upgrade of a package makes it do (NVIDIA/nvidia-container-toolkit#48)."""
         nodes = [word for node in order.gpu_nodes for word in ("--device", node)]
         return self._start(order, ["--gpus", "all", *nodes] if order.gpus else [])

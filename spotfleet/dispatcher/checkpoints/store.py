@@ -84,7 +84,7 @@ class CheckpointStore:
         self.probe = ""  # what the target's probe has; "" until it is there
         self.mounted = False  # all hosts of the job see the target
         self.to_look = True  # hosts may have written files to the target that are not in place
-        self.written = self.looked = 0  # number of files that hosts wrote there; those that a look has included
+        self.written = self.looked = 0  # files that hosts wrote there; files that a listing has included
         self._probes: dict[str, str] = {}  # as hosts have read it
         self._doubted: Checkpoint | None = None  # at the target: a host could not read it there
         self.awaited = False  # the target had one at the takeover: read it before any restart from scratch

@@ -67,7 +67,7 @@ def _queue_policy() -> dict[str, Any]:
 
 
 def _gpus() -> dict[str, list[str]]:
-    """Return GPU -> the types with fewest of them, of those that the default image drives."""
+    """Return GPU -> the types with the fewest of them, for each GPU that the default image drives."""
     from spotfleet.catalog.store import Store
 
     part = Store().part("aws", packaged=True)

@@ -309,7 +309,7 @@ class ElasticJob:
         return max(1, min(most, room)) if self._discovery is not None else most
 
     def _coming(self) -> int:
-        """Return how many actors may come soon: those that are asked for and have room."""
+        """Return how many actors are asked for and have room, so that they may come soon."""
         asked = sum(a.stage is ActorStage.ASKED for a in self._actors.values())
         here = len(self._actors) - asked
         idle = sum(a.stage is ActorStage.IDLE for a in self._actors.values())
