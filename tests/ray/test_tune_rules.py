@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from spotfleet.ray.tune.sizes import EXPIRES_S, TrialClaim, Sizes
+from spotfleet.ray.tune.sizes import EXPIRES_S, Sizes, TrialClaim
 
 
 def begun(atoms: int, *claims: TrialClaim) -> Sizes:
