@@ -50,6 +50,7 @@ PLACES = {
     "tests/ray/test_hypersched.py": CORE,  # these start no Ray
     "tests/ray/test_ray_rules.py": CORE,
     "tests/ray/test_ray_coordinator.py": CORE,
+    "tests/ray/test_tune_rules.py": CORE,
     "tests/habits/": "engines",  # a hundred loops on threads
     "tests/train/loops/": "engines",
     "tests/train/comm/test_order.py": "engines",

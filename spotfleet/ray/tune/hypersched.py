@@ -28,11 +28,11 @@ class TrialResult:
     epochs: int  # finished so far
     score: float  # higher is better
     workers: int  # that it had during the last epoch
-    epoch_s: float  # how long that epoch took
+    epoch_s: float | None  # how long that epoch took; None: not known, or with the start or a resize in it
 
 
 @dataclass(frozen=True)
-class TrialPlan:
+class SizesPlan:
     wishes: dict[str, int]  # trial -> workers, the best first
     explores: bool  # other trials may begin
     why: str
@@ -70,24 +70,25 @@ class HyperSched:
         self._best[result.trial] = max(result.score, self._best.get(result.trial, -math.inf))
         self._epochs[result.trial] = result.epochs
         self._sizes[result.trial] = result.workers
-        took = self._took_s.setdefault(result.workers, [])
-        took.append(result.epoch_s)
-        del took[:-KEPT]
+        if result.epoch_s is not None:
+            took = self._took_s.setdefault(result.workers, [])
+            took.append(result.epoch_s)
+            del took[:-KEPT]
         return result.epochs < self.max_epochs and self._keeps_up(result)
 
-    def plan(self, live: Sequence[str], waiting: bool, left_s: float) -> TrialPlan:
+    def plan(self, live: Sequence[str], waiting: bool, left_s: float) -> SizesPlan:
         """Share the atoms among the trials that train. `live`: in the order of their beginnings; `waiting`: others
         could begin; `left_s`: seconds to the deadline."""
         order = sorted(live, key=lambda trial: -self._best.get(trial, -math.inf))
         known = [trial for trial in order if trial in self._best]
         explores, why = self._explores(known, left_s) if waiting else (False, "no trial is left to begin")
         if explores or not known:
-            return TrialPlan({trial: 1 for trial in order}, explores, why)
+            return SizesPlan({trial: 1 for trial in order}, explores, why)
         wishes = {trial: 1 for trial in order}
         for n in range(self.atoms - len(order)):
             wishes[known[n % len(known)]] += 1
         kept = [t for t in known if wishes[t] > self._sizes[t] and not self._gains(self._sizes[t], wishes[t], left_s)]
-        return TrialPlan(wishes | {trial: self._sizes[trial] for trial in kept}, False, why)
+        return SizesPlan(wishes | {trial: self._sizes[trial] for trial in kept}, False, why)
 
     def _keeps_up(self, result: TrialResult) -> bool:
         """Apply ASHA's rule: at a rung, a trial stops below the top 1/eta of the trials that have reached it."""
@@ -100,8 +101,8 @@ class HyperSched:
         return True
 
     def _explores(self, known: Sequence[str], left_s: float) -> tuple[bool, str]:
-        if not known:
-            return True, "no trial has a result yet"
+        if not known or not self._took_s:
+            return True, "no epoch has been timed yet"
         took_s = self._epochs[known[0]] * self._epoch_s(1)
         if left_s >= CATCH_UP * took_s:
             return True, f"{left_s:.0f} s are left; a trial that begins now can come near the best"
@@ -112,6 +113,8 @@ class HyperSched:
 
     def _epoch_s(self, workers: int) -> float:
         """Return the duration of an epoch on so many workers: measured, else scaled from the nearest number."""
+        if not self._took_s:
+            return workers**-SCALING  # in any unit
         nearest = min(self._took_s, key=lambda n: (abs(n - workers), n))
         return median(self._took_s[nearest]) * (nearest / workers) ** SCALING
 
