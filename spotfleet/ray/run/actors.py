@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class TrainingActor:
     """One worker's process."""
 
     def __init__(self, env: dict[str, str], warm: tuple[str, ...]) -> None:
+        self._begun = time.monotonic()
         os.environ.update(env)
         # Seconds, which no other worker waits for. Without the runtime's rarer modules the first loss would wait.
         for module in (*warm, *modules_of(("spotfleet.worker", "spotfleet.train"))):
@@ -46,7 +48,8 @@ class TrainingActor:
         ray = load_ray()
         gpus = tuple(str(g) for g in ray.get_gpu_ids())
         node = ray.get_runtime_context().get_node_id()
-        return About(node, ray.util.get_node_ip_address(), os.getpid(), ray.__version__, own_python(), gpus)
+        warm_s = time.monotonic() - self._begun
+        return About(node, ray.util.get_node_ip_address(), os.getpid(), ray.__version__, own_python(), gpus, warm_s)
 
     def place(self, env: dict[str, str]) -> None:
         """Take a worker's name, before the runtime is used. Without SPOTFLEET_WORK it writes no checkpoint."""

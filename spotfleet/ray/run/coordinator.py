@@ -17,8 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spotfleet.membership import Change, Finished, Formed, Membership, Ordered, Phase
+from spotfleet.membership import Change, Finished, Formed, Membership, Ordered, Phase, Tuning
 from spotfleet.membership.desk import Condition, WorkerRecord, observe, release, view_of, worker_orders
+from spotfleet.membership.pace import Pace
 from spotfleet.membership.quiet import QuietWatch
 from spotfleet.protocol.messages import Stage, WorkerOrders, WorkerReport
 from spotfleet.ray.run.line import ControlServer
@@ -50,8 +51,8 @@ class Coordinator:
     """One run's workers. `wake` is called when there is something new for `step`."""
 
     def __init__(self, address: str, key: str, min_workers: int, max_workers: int, wake: Callable[[], None],
-                 on_log: Callable[[str, Any], None]) -> None:
-        self.membership = Membership(JOB, min_workers, max_workers)
+                 on_log: Callable[[str, Any], Any], pace: Pace | None = None) -> None:
+        self.membership = Membership(JOB, min_workers, max_workers, Tuning(pace=pace or Pace()))
         self.leaving: dict[str, Leaving] = {}  # by host
         self.group: tuple[str, ...] = ()  # newest generation that had members
         self.finished: tuple[str, ...] = ()  # by rank, once training has ended

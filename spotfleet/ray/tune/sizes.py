@@ -53,6 +53,28 @@ class TrialClaim:
     worker_s: float = 0.0  # time of all workers of this run together
 
 
+@dataclass(frozen=True)
+class TrialSize:
+    """Size of one trial, with its limits."""
+
+    size: int  # 0: it waits for its first atoms
+    least: int
+    most: int
+    goal: int = 0  # the size that it gets once there are atoms: by the newest wish
+
+
+@dataclass(frozen=True)
+class SizesOverview:
+    """The sizes of all trials at one moment."""
+
+    atoms: int
+    trials: dict[str, TrialSize]
+
+    @property
+    def free(self) -> int:
+        return self.atoms - sum(t.size for t in self.trials.values())
+
+
 @dataclass
 class _Sized:
     """One trial that has claimed room."""
@@ -117,6 +139,11 @@ class Sizes:
     def sizes(self) -> dict[str, int]:
         """Return the size of each trial; 0: it waits."""
         return {trial_id: found.size for trial_id, found in self._trials.items()}
+
+    def overview(self) -> SizesOverview:
+        return SizesOverview(self.atoms, {
+            t: TrialSize(found.size, found.claim.least, found.claim.most, self._goal(t))
+            for t, found in self._trials.items()})
 
     @property
     def free(self) -> int:
@@ -187,11 +214,8 @@ class SizesActor:
     async def spent_s(self, trial_id: str) -> float:
         return self._sizes.spent_s(trial_id)
 
-    async def sizes(self) -> dict[str, int]:
-        return self._sizes.sizes()
-
-    async def atoms(self) -> int:
-        return self._sizes.atoms
+    async def overview(self) -> SizesOverview:
+        return self._sizes.overview()
 
     def _wake(self) -> None:
         self._changed.set()
@@ -248,12 +272,16 @@ class SizesClient:
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each trial that has begun or waits for its first atoms."""
-        return self._call("sizes")
+        return {trial_id: found.size for trial_id, found in self.overview().trials.items()}
+
+    def overview(self) -> SizesOverview:
+        """Return the sizes of all trials with their limits, and the atoms, of the same moment."""
+        return self._call("overview")
 
     @property
     def atoms(self) -> int:
         """The workers that all trials may have together; 0 before the first trial."""
-        return self._call("atoms")
+        return self.overview().atoms
 
     def _call(self, method: str, *args: Any) -> Any:
         ray = connected_ray()
@@ -273,6 +301,10 @@ def resize(trial_id: str, workers: int) -> int:
 
 
 def _actor(ray: Any) -> Any:
+    try:
+        return ray.get_actor(NAME, namespace=NAMESPACE)
+    except ValueError:
+        pass  # there is none yet
     # Detached: it must not end with the trial that needed it first.
     return ray.remote(SizesActor).options(
         name=NAME, namespace=NAMESPACE, get_if_exists=True, lifetime="detached", num_cpus=0, max_restarts=0,
