@@ -68,7 +68,7 @@ def run(trainable: type, folder: Path, space: dict[str, Any], callback: Any = No
     return tune.Tuner(
         trainable, param_space=space, tune_config=tune.TuneConfig(**config),
         run_config=tune.RunConfig(storage_path=str(folder), name="runs", verbose=0, callbacks=callbacks, stop=stop,
-                                  checkpoint_config=tune.CheckpointConfig(num_to_keep=2))).fit()
+                                  checkpoint_config=tune.CheckpointConfig(num_to_keep=4))).fit()
 
 
 def watcher(act: Callable[[str, list[dict[str, Any]]], None]) -> Any:
