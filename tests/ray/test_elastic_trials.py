@@ -64,10 +64,11 @@ def train(config: dict[str, Any]) -> None:
 def run(trainable: type, folder: Path, space: dict[str, Any], callback: Any = None, **config: Any) -> Any:
     from ray import tune
 
-    callbacks = [c for c in (callback, config.pop("grow", None)) if c is not None]
+    callbacks, stop = [c for c in (callback, config.pop("grow", None)) if c is not None], config.pop("stop", None)
     return tune.Tuner(
         trainable, param_space=space, tune_config=tune.TuneConfig(**config),
-        run_config=tune.RunConfig(storage_path=str(folder), name="runs", verbose=0, callbacks=callbacks)).fit()
+        run_config=tune.RunConfig(storage_path=str(folder), name="runs", verbose=0, callbacks=callbacks, stop=stop,
+                                  checkpoint_config=tune.CheckpointConfig(num_to_keep=4))).fit()
 
 
 def watcher(act: Callable[[str, list[dict[str, Any]]], None]) -> Any:
@@ -105,19 +106,15 @@ def test_a_trial_grows_and_shrinks_live_and_twenty_resizes_leak_no_actor(cluster
         if len(rows) == 3:
             assert resize(trial_id, 2) == 2
         elif len(flips) < 20 and any(r["size"] == 2 for r in rows):
-            flips.append(1 + len(flips) % 2)
+            flips.append(2 - len(flips) % 2)
             resize(trial_id, flips[-1])
         elif len(flips) == 20 and rows[-1]["size"] == 1:
             (tmp_path / "over").touch()
 
     seen = watcher(act)
     space = {"steps": 10**6, "elastic": {"max_join": 1}}
-    over = lambda trial_id, result: (tmp_path / "over").exists()  # noqa: E731
-    from ray import tune
-
-    results = tune.Tuner(
-        elastic(train, 1, 2, worker_usd_h=3.6), param_space=space,
-        run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0, callbacks=[seen], stop=over)).fit()
+    results = run(elastic(train, 1, 2, worker_usd_h=3.6), tmp_path, space, seen,
+                  stop=lambda trial_id, result: (tmp_path / "over").exists())
     assert not results.errors
     [rows] = seen.results.values()
     assert [r["step"] for r in rows] == list(range(len(rows)))
@@ -135,17 +132,22 @@ def test_a_trial_grows_and_shrinks_live_and_twenty_resizes_leak_no_actor(cluster
 def test_asha_stops_trials_and_their_atoms_go_to_the_best(cluster, tmp_path):
     from ray import tune
 
-    seen = watcher(lambda trial_id, rows: None)
-    results = run(elastic(train, 1, 4), tmp_path, {"steps": 1000, "quality": tune.grid_search([4.0, 3.0, 2.0, 1.0])},
-                  seen, metric="score", mode="max", max_concurrent_trials=4, grow=GrowBest("score", "max", 4),
+    def act(trial_id: str, rows: list[dict[str, Any]]) -> None:
+        if rows[-1]["size"] > 1:
+            (tmp_path / "over").touch()
+
+    seen = watcher(act)
+    space = {"steps": 10**6, "step_s": 0.1, "quality": tune.grid_search([3.0, 2.0, 1.0])}
+    results = run(elastic(train, 1, 3, atoms=3), tmp_path, space, seen, metric="score", mode="max",
+                  grow=GrowBest("score", "max", 3), max_concurrent_trials=3,
+                  stop=lambda trial_id, result: (tmp_path / "over").exists(),
                   scheduler=tune.schedulers.ASHAScheduler(time_attr="training_iteration", grace_period=4,
-                                                          reduction_factor=2, max_t=400))
-    assert not results.errors and results.get_best_result().config["quality"] == 4.0
-    ends = {r.config["quality"]: r.metrics["training_iteration"] for r in results}
-    assert ends[1.0] < 400 and ends[4.0] == 400
-    best = max(seen.results.values(), key=len)
-    assert max(r["size"] for r in best) > 1, "it has got the atoms of those that were stopped"
-    assert [r["step"] for r in best] == list(range(400))
+                                                          reduction_factor=2, max_t=10**6))
+    assert not results.errors and results.get_best_result().config["quality"] == 3.0
+    sizes = {r.config["quality"]: {row["size"] for row in seen.results[r.metrics["trial_id"]]} for r in results}
+    assert sizes[1.0] == {1} and sizes[3.0] != {1}, "an atom of a trial that was stopped has gone to the best"
+    for rows in seen.results.values():
+        assert [r["step"] for r in rows] == list(range(len(rows)))
     eventually(lambda: not workers(cluster))
 
 
@@ -213,11 +215,8 @@ def test_a_lost_node_touches_only_the_trial_that_trained_on_it(cluster, tmp_path
     seen = watcher(act)
     space = {"steps": 10**6, "keeps": True, "step_s": 0.1, "number": tune.grid_search([0, 1, 2, 3])}
     on_head = {"node:__internal_head__": 0.001}
-    results = tune.Tuner(
-        elastic(train, 1, 1, coordinator=on_head), param_space=space,
-        run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0, callbacks=[seen],
-                                  checkpoint_config=tune.CheckpointConfig(num_to_keep=2),
-                                  stop=lambda trial_id, result: (tmp_path / "over").exists())).fit()
+    results = run(elastic(train, 1, 1, coordinator=on_head), tmp_path, space, seen,
+                  stop=lambda trial_id, result: (tmp_path / "over").exists())
     assert not results.errors
     for trial_id, rows in seen.results.items():
         touched = trial_id == lost[0]

@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 import random
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import ModuleType
+from typing import Any
 
-from spotfleet.ray.tune.sizes import EXPIRES_S, Sizes, TrialClaim
+import pytest
+
+import spotfleet.ray.tune
+from spotfleet.errors import UsageError
+from spotfleet.membership.pace import Pace
+from spotfleet.ray.tune.grow import coming_trials, growth
+from spotfleet.ray.tune.mailbox import Mailbox, TrialReport
+from spotfleet.ray.tune.sizes import EXPIRES_S, Sizes, SizesOverview, TrialClaim, TrialSize
+from spotfleet.ray.tune.space import TrialSpace
+from spotfleet.ray.tune.trainables import elastic
+from spotfleet.version import install
 
 
 def begun(atoms: int, *claims: TrialClaim) -> Sizes:
@@ -119,3 +135,124 @@ def test_in_any_history_the_sum_stays_within_the_atoms_and_each_size_within_its_
             first = next((n for n, size in found.items() if size == 0), None)
             kept = sum(claims[n].least for n, size in found.items() if size)
             assert first is None or kept + claims[first].least > sizes.atoms, "room is never kept from one that waits"
+
+
+BEST = {"a": 0.5, "b": 0.9, "c": 0.7}
+
+
+def overview(atoms: int, **sizes: tuple[int, int]) -> SizesOverview:
+    """Sizes by trial: (size, most)."""
+    return SizesOverview(atoms, {t: TrialSize(size, 1, most, goal=size) for t, (size, most) in sizes.items()})
+
+
+def test_free_atoms_go_to_the_best_trials_each_up_to_its_most():
+    assert growth(overview(8, a=(1, 4), b=(1, 4), c=(1, 4)), BEST, coming=0) == {"b": 4, "c": 3}
+
+
+def test_atoms_are_kept_for_trials_that_will_begin():
+    assert growth(overview(8, a=(1, 4), b=(1, 4), c=(1, 4)), BEST, coming=3) == {"b": 3}
+    assert growth(overview(4, a=(1, 4), b=(1, 4), c=(1, 4)), BEST, coming=2) == {}
+
+
+def test_a_trial_that_waits_or_has_no_value_yet_does_not_grow():
+    assert growth(overview(8, a=(1, 2), b=(0, 4), d=(1, 4)), BEST, coming=0) == {"a": 2}
+
+
+def test_an_older_wish_for_atoms_that_another_trial_has_taken_ends():
+    sizes = begun(4, TrialClaim("a", 1, 4), TrialClaim("b", 1, 4))
+    sizes.wish("a", 3)
+    sizes.claim(TrialClaim("c", 1, 4), 0.0)
+    assert growth(sizes.overview(), BEST, coming=0) == {"a": 2}, "a is not the best any more"
+
+
+def test_trials_that_will_begin_are_counted_within_tunes_limit():
+    states = {"a": "RUNNING", "b": "PENDING", "c": "TERMINATED", "d": "PAUSED"}
+    assert coming_trials(states, total=10, at_once=None) == 8
+    assert coming_trials(states, total=10, at_once=2) == 1
+    assert coming_trials({"a": "RUNNING"}, total=1, at_once=2) == 0
+
+
+def test_the_space_of_a_trial_overrides_the_arguments():
+    space = TrialSpace(1, 8)
+    assert space.of({"lr": 0.1}) == space
+    given = {"max_workers": 4, "growth": {0: 1, 30: 4}, "max_join": 2, "max_leave": 1, "every_s": 5}
+    assert space.of({"elastic": given}) == TrialSpace(1, 4, {0: 1, 30: 4}, Pace(2, 1, 5.0))
+
+
+@pytest.mark.parametrize(("given", "names"), [
+    ({"max_joins": 1}, r"elastic\.max_joins is not a key"),
+    ({"max_join": -1}, r"elastic\.max_join is -1"),
+    ({"max_leave": 1.5}, r"elastic\.max_leave is 1\.5"),
+    ({"every_s": "5s"}, r"elastic\.every_s is '5s'"),
+    ({"growth": [1, 4]}, r"elastic\.growth is \[1, 4\]"),
+    ({"growth": {3: 0}}, r"elastic\.growth is 0"),
+    ({"max_workers": 0}, "max_workers is 0"),
+    ({"min_workers": 9}, "max_workers is 8 and min_workers is 9"),
+    ("fast", "elastic is 'fast'"),
+])
+def test_wrong_keys_of_a_space_are_named(given, names):
+    with pytest.raises(UsageError, match=names) as refused:
+        TrialSpace(1, 8).of({"elastic": given})
+    assert refused.value.hint
+
+
+def in_thread(call: Callable[[], Any]) -> Future[Any]:
+    future: Future[Any] = Future()
+    threading.Thread(target=lambda: future.set_result(call()), daemon=True).start()
+    return future
+
+
+def report(step: int, **more: Any) -> dict[str, Any]:
+    return {"tune": "report", "metrics": {"step": step}, **more}
+
+
+def test_training_goes_on_once_tune_has_decided_on_the_result():
+    box = Mailbox(0, lambda: "", hold_s=60)
+    first = in_thread(lambda: box.receive("w", report(1)))
+    assert box.next(lambda: False) == TrialReport({"step": 1})
+    assert not first.done(), "Tune decides"
+    second = in_thread(lambda: box.next(lambda: False))
+    assert first.result(30) == {"save": None}
+    box.close()
+    box.receive("w", {"step": 2})
+    assert second.result(30) == TrialReport({"step": 2}), "by ray_logger.log"
+
+
+def test_a_worker_waits_for_tune_for_a_limited_time_only():
+    box = Mailbox(0, lambda: "", hold_s=0.01)
+    assert [box.receive("w", report(n)) for n in (1, 2)] == 2 * [{"save": None}]
+    assert [box.next(lambda: True) for _ in range(3)] == [TrialReport({"step": 1}), TrialReport({"step": 2}), None]
+
+
+def test_a_checkpoint_is_written_with_the_result_after_which_tune_asks_for_it():
+    box = Mailbox(7, lambda: "", hold_s=60)
+    reported = in_thread(lambda: box.receive("w", report(1, saves=True)))
+    box.next(lambda: False)
+    saved = in_thread(lambda: box.save(lambda: False, 60))
+    assert reported.result(30) == {"save": 7} and box.saves
+    assert box.receive("w", {"tune": "saved", "checkpoint": "/runs/checkpoint_000007"}) is None
+    assert saved.result(30) == "/runs/checkpoint_000007"
+    assert box.receive("w", {"tune": "index"}) == 8, "numbers of checkpoints are never used again"
+
+
+def test_a_function_that_ends_without_writing_the_checkpoint_keeps_nobody_waiting():
+    box = Mailbox(0, lambda: "text", hold_s=60)
+    assert box.save(lambda: True, 60) == ""
+    assert box.save(lambda: False, 0.01) == ""
+    assert box.receive("w", {"tune": "restore"}) == "text"
+
+
+def test_without_pandas_elastic_names_the_package_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    monkeypatch.setitem(sys.modules, "ray.tune", None)
+    with pytest.raises(UsageError, match="Ray Tune cannot be imported") as refused:
+        elastic(print)
+    assert refused.value.hint == install("tune") and "[tune]" in install("tune")
+
+
+def test_outside_of_a_trial_report_names_where_it_belongs():
+    with pytest.raises(UsageError, match="no worker of a trial"):
+        spotfleet.ray.tune.report({"loss": 1.0})
+    with pytest.raises(AttributeError, match="no attribute 'grow_best'"):
+        _ = spotfleet.ray.tune.grow_best
+    assert {"elastic", "resize", "report", "GrowBest", "DistributedTrainableCreator"} <= set(dir(spotfleet.ray.tune))

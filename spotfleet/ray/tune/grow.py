@@ -60,6 +60,7 @@ def GrowBest(metric: str, mode: str = "max", max_concurrent_trials: int | None =
             self._values: dict[str, float] = {}
             self._total = 0
             self._next = 0.0
+            self._sizes = SizesClient()
 
         def setup(self, stop: Any = None, num_samples: Any = None, total_num_samples: int | None = None,
                   **info: Any) -> None:
@@ -75,10 +76,10 @@ def GrowBest(metric: str, mode: str = "max", max_concurrent_trials: int | None =
             if now < self._next or not self._values:
                 return
             self._next = now + EVERY_S
-            sizes, states = SizesClient(), {t.trial_id: t.status for t in trials}
+            states = {t.trial_id: t.status for t in trials}
             live = {t: v for t, v in self._values.items() if states.get(t) == "RUNNING"}
-            wishes = growth(sizes.overview(), live, coming_trials(states, self._total, max_concurrent_trials))
-            if wishes:
-                sizes.wish_all(wishes)
+            coming = coming_trials(states, self._total, max_concurrent_trials)
+            if wishes := growth(self._sizes.overview(), live, coming):
+                self._sizes.wish_all(wishes)
 
     return GrowBestCallback()

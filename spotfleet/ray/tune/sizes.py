@@ -320,6 +320,10 @@ def resize(trial_id: str, workers: int) -> int:
 
 
 def _actor(ray: Any) -> Any:
+    try:
+        return ray.get_actor(NAME, namespace=NAMESPACE)
+    except ValueError:
+        pass  # there is none yet
     # Detached: it must not end with the trial that needed it first.
     return ray.remote(SizesActor).options(
         name=NAME, namespace=NAMESPACE, get_if_exists=True, lifetime="detached", num_cpus=0, max_restarts=0,
