@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from spotfleet.errors import UsageError
 from spotfleet.membership.pace import Pace
+from spotfleet.ray.run.checkpoints import CheckpointTarget
 
 
 class HostSource(Protocol):
@@ -30,6 +31,7 @@ class ElasticParams:
     use_gpu: bool = False
     gpus_per_worker: float | None = None  # with `use_gpu`; None: 1
     pace: Pace = field(default_factory=Pace)  # limits on one change of membership that we choose
+    checkpoints: CheckpointTarget = field(default_factory=CheckpointTarget)
 
     def __post_init__(self) -> None:
         check_count("min_workers", self.min_workers)

@@ -30,7 +30,8 @@ from spotfleet.protocol.messages import JOB_KEY, Stage
 from spotfleet.ray import drains
 from spotfleet.ray.installed import About, check_same, connected_ray, own_python
 from spotfleet.ray.params import ElasticParams, HostSource
-from spotfleet.ray.run.actors import Outcome
+from spotfleet.ray.run.actors import WORK, Outcome, work_folder
+from spotfleet.ray.run.checkpoints import RunCheckpoints, newest
 from spotfleet.ray.run.coordinator import JOB, Coordinator, Leaving, RunStatus, is_held_up
 from spotfleet.ray.run.pool import ActorPool, ActorSpec, CallEnded, Ready
 from spotfleet.ray.run.staffing import ActorStage, Cooldown, StaffMember, room_on, staff_change
@@ -140,13 +141,15 @@ class ElasticJob:
         """Train with this function in all actors. Raises SpotfleetError while it trains, and after `shutdown`."""
         if self._stop.is_set():
             raise SpotfleetError("the executor was shut down", hint="make a new one and call start()")
+        target = self.params.checkpoints
+        found = newest(target) if target else None
         with self._lock:
             if self._work is not None and not self.ended.is_set():
                 raise SpotfleetError("the executor runs a function already", hint="wait for run() to return")
             self._begin_run()
             address = self._ray.util.get_node_ip_address()
             self._coordinator = Coordinator(address, self._key, self._least, self._wanted(), self._wake.set,
-                                            self._on_log, self.params.pace)
+                                            self._on_log, self.params.pace, RunCheckpoints(target, found))
             self._work = work
         self._wake.set()
 
@@ -227,6 +230,8 @@ class ElasticJob:
             coordinator.leaving = self._leaving()
             for change in coordinator.step(self._coming()):
                 self._note(change)
+            for remark in coordinator.checkpoints.take_remarks():
+                self._tell(remark)
             self._cooldown.progressed(coordinator.standing().version)
             self._check_end(coordinator, now)
 
@@ -288,6 +293,8 @@ class ElasticJob:
         env = {"SPOTFLEET_SOCKET": coordinator.path, "SPOTFLEET_WORKER": actor.name, "SPOTFLEET_JOB": JOB,
                "SPOTFLEET_ADDRESS": actor.about.address, "SPOTFLEET_LOCAL_RANK": str(slot), JOB_KEY: self._key,
                "SPOTFLEET_WORKERS": f"{self._least}:{self._wanted()}"}
+        if self.params.checkpoints:
+            env[WORK] = work_folder(self._key)
         if gpu.isdigit() and int(gpu) < self._gpus.get(actor.node, 0):
             # Ray shows one GPU to each actor. Scripts and NCCL choose by the local rank among those of the host.
             env["CUDA_VISIBLE_DEVICES"] = ",".join(str(n) for n in range(self._gpus[actor.node]))
@@ -413,9 +420,12 @@ class ElasticJob:
         if isinstance(change, Ordered | Evicted):
             size = f"generation {change.generation}, {len(change.members)} workers: " if isinstance(
                 change, Ordered) else "evicted: "
-            self.changes.append(size + change.why)
-            if self._verbose:
-                print(f"spotfleet: {self.changes[-1]}", file=sys.stderr, flush=True)
+            self._tell(size + change.why)
+
+    def _tell(self, line: str) -> None:
+        self.changes.append(line)
+        if self._verbose:
+            print(f"spotfleet: {line}", file=sys.stderr, flush=True)
 
 
 def _failure(worker: str, outcome: Outcome) -> RunEnd:
