@@ -48,6 +48,7 @@ PLACES = {
     "tests/bench/test_gpu_parts.py": "machines",  # all parts of bench/gpu, three workers each
     "tests/ray/": "ray",
     "tests/ray/test_hypersched.py": CORE,  # these start no Ray
+    "tests/ray/test_raylets.py": CORE,
     "tests/ray/test_ray_rules.py": CORE,
     "tests/ray/test_ray_coordinator.py": CORE,
     "tests/ray/test_tune_rules.py": CORE,
