@@ -31,7 +31,7 @@ class GroupSizes:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.outside = OutsideDemand()
-        self._slots: dict[str, int] = {}  # group -> those of its smallest host: of present or last ones, or as offered
+        self.slots: dict[str, int] = {}  # group -> those of its smallest host: of present or last ones, or as offered
         self._idle = IdleTime()
 
     def note(self, busy: frozenset[str], now: float) -> None:
@@ -54,11 +54,11 @@ class GroupSizes:
         self._read_slots()
         core, state = self._core, self._core.journal.state
         live = [j for j in core.jobs.values() if not j.state.ended]
-        asks = by_group([_ask(j) for j in live if not j.record.cancelled], core.ranges, self._slots)
+        asks = by_group([_ask(j) for j in live if not j.record.cancelled], core.ranges, self.slots)
         idle = self.idle(now)
-        return {group: demanded(nodes, self._slots.get(group, 0), asks[group], self.outside.wished.get(group),
+        return {group: demanded(nodes, self.slots.get(group, 0), asks[group], self.outside.wished.get(group),
                                 in_use(state, group, idle)) if self._follows_demand(group, nodes)
-                else GroupHosts(target(nodes, self._slots.get(group, 0) or 1,
+                else GroupHosts(target(nodes, self.slots.get(group, 0) or 1,
                                        [j for j in live if j.spec.group in ("", group)], self._next_resize()))
                 for group, nodes in core.ranges.items()}
 
@@ -73,20 +73,20 @@ class GroupSizes:
         found: dict[str, int] = {}
         for view in self._core.views():
             found[view.host.group] = min(view.slots, found.get(view.host.group, view.slots))
-        self._slots |= found
+        self.slots |= found
 
     @property
     def unknown(self) -> list[str]:
         """Groups that show no number of slots: they have had no host, and offers were not read."""
         self._read_slots()
-        return [group for group in self._core.ranges if not self._slots.get(group)]
+        return [group for group in self._core.ranges if not self.slots.get(group)]
 
     def read_offers(self, provider: Provider) -> None:
         """Read the slots per host of unknown groups from offers; called in the provider's thread."""
         unknown = self.unknown
         for part in (p for p in self._core.boot.spec.parts if p.name in unknown):
             needs = (replace(need, max_micros_h=0) for need in part.any_of)
-            self._slots[part.name] = min((o.slots for need in needs for o in provider.offers(need)), default=0)
+            self.slots[part.name] = min((o.slots for need in needs for o in provider.offers(need)), default=0)
 
 
 def _ask(job: ManagedJob) -> JobAsk:

@@ -248,6 +248,11 @@ class HostController:
         """The number of hosts that each group should have, unless the fleet goes down."""
         return self._groups.sizes(time.monotonic())
 
+    @property
+    def slots(self) -> dict[str, int]:
+        """The slots of the smallest host of each group, as seen or offered; none where that is not known yet."""
+        return self._groups.slots
+
     def wish(self, outside: OutsideDemand) -> None:
         """Take the newest demand besides that of jobs; the next tick follows it."""
         if outside != self._groups.outside:
