@@ -186,7 +186,7 @@ class Dispatcher:
         self.takeover.adopt(views)
         live = [j for j in core.jobs.values() if not j.state.ended]
         self._end_if_due(live, unix)
-        rooms = [HostRoom(name, v.slots, v.closed, self._is_ready(name, v, now))
+        rooms = [HostRoom(name, v.slots, v.closed, self._is_ready(name, v, now), v.host.group)
                  for name, v in views.items() if v.host.state is not HostState.STOPPED]
         self.desk.allocate([j for j in live if not j.record.cancelled], rooms, now)
         holders: dict[str, set[str]] = {}  # host -> the jobs with processes there
@@ -217,7 +217,8 @@ class Dispatcher:
         places = [(v.host.request_id, slot) for v in free for slot in range(1 if job.spec.per_host else v.slots)]
         given = tuple(places[:job.sizing.places])
         launching = sum(1 if job.spec.per_host else v.slots for v in views.values()
-                        if v.host.counts and not v.connected and v.leaving is None)
+                        if v.host.counts and not v.connected and v.leaving is None
+                        and job.spec.group in ("", v.host.group))
         coming = max(0, min(launching, job.sizing.places - len(given)))
         allocation = self.desk.allocation
         return JobContext(now, unix, frozenset(hosts), given, views, self._why_waiting(job, others), coming,

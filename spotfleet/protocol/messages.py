@@ -381,6 +381,7 @@ class HostStatus:
     since_s: float = 0.0  # time in `state`
     why: str = ""
     gpus: tuple[GpuReading, ...] = ()
+    group: str = ""  # named group of hosts
 
 
 @dataclass(frozen=True)
@@ -488,6 +489,19 @@ class BootMeasure:
 
 
 @dataclass(frozen=True)
+class GroupStatus:
+    """Range of a named group of hosts, and how many of them should exist now."""
+
+    group: str
+    min: int
+    target: int
+    max: int
+    wanted: int
+    why: str = ""  # "" where the range alone decides
+    idle_s: float = 300.0  # with a `min` of 0, a host without work for this long is given back
+
+
+@dataclass(frozen=True)
 class FleetStatus:
     """Body of GET /v1/status. `hosts` are the live ones, including the dispatcher."""
 
@@ -510,3 +524,4 @@ class FleetStatus:
     unsent: tuple[UnsentStatus, ...] = ()
     boots: tuple[BootMeasure, ...] = ()  # nothing where no host has booted yet
     on_demand_spent_micros: int | None = None  # `spent_micros` if all had been on demand; None: not known
+    groups: tuple[GroupStatus, ...] = ()  # in the order of the fleet file; none in a fleet without named groups

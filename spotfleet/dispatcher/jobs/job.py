@@ -129,7 +129,8 @@ class ManagedJob:
         trains = self.membership.phase is Phase.RUNNING and self.record.version > 0 and self.outside.kind is None
         return JobNeed(self.id, self.spec.min_workers, self.sizing.places, order, self.spec.per_host,
                        takes=lacks_s >= PREEMPT_S, overdue=lacks_s >= OVERDUE_S,
-                       yields=self.spec.restarts and self.spec.retry, shrinks=trains and not self.spec.restarts)
+                       yields=self.spec.restarts and self.spec.retry, shrinks=trains and not self.spec.restarts,
+                       group=self.spec.group)
 
     def has_worker_on(self, host: str) -> bool:
         return any(not w.ended for w in self.workers.on(host))

@@ -17,8 +17,9 @@ class FleetCreated:
     at: float
     fleet: str
     provider: str
-    nodes: Nodes
+    nodes: Nodes  # of all groups together
     billing: BillingRules
+    groups: dict[str, Nodes] = field(default_factory=dict)  # range of each named group
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class NodesChanged:
     at: float
     nodes: Nodes
     why: str
+    group: str = ""  # the one whose range this is
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class LaunchIntended:
     why: str
     alternatives: tuple[Offer, ...] = ()  # the cloud may choose one of these instead; HostPlaced records that
     together: tuple[str, ...] = ()  # request_ids of the gang, this one included: all are launched or none
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,7 @@ class PolicyDecided:
     why: str
     rule: str = ""  # the part of the policy that decided: "base", "auto", "deadline", "budget", ...
     shun: tuple[str, ...] = ()  # spot pools without new launches, because on demand costs no more
+    group: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,102 @@
+"""Sizes of the fleet's groups of hosts: what jobs and others need now, and which hosts have been idle for long.
+
+The decisions are in `fleet/planner/groups.py` and `size.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from spotfleet.dispatcher.core import Core
+from spotfleet.dispatcher.jobs.job import ManagedJob
+from spotfleet.fleet.planner.groups import (
+    GroupHosts,
+    IdleTime,
+    JobAsk,
+    OutsideDemand,
+    by_group,
+    demanded,
+    follows_demand,
+    in_use,
+)
+from spotfleet.fleet.planner.size import first_workers, hosts_wanted
+from spotfleet.model import Nodes, ResizeSpec, Role
+from spotfleet.providers import Provider
+
+
+class GroupSizes:
+    """Number of hosts that each group should have."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.outside = OutsideDemand()
+        self._slots: dict[str, int] = {}  # group -> those of its smallest host: of present or last ones, or as offered
+        self._idle = IdleTime()
+
+    def note(self, busy: frozenset[str], now: float) -> None:
+        """Record which hosts work; `now` is monotonic."""
+        names = [h.request_id for h in self._core.journal.state.hosts if h.role is Role.WORKER and h.counts]
+        self._idle = self._idle.after(names, busy | self.outside.busy, now)
+
+    def idle(self, now: float) -> dict[str, float]:
+        """Return the hosts that have been idle for as long as their group allows, with the seconds."""
+        ranges, state, found = self._core.ranges, self._core.journal.state, {}
+        for group, nodes in ranges.items():
+            if self._follows_demand(group, nodes):
+                over = self._idle.over(nodes.idle_s, now)
+                found.update({h.request_id: over[h.request_id] for h in state.hosts
+                              if h.request_id in over and (h.group == group or len(ranges) == 1)})
+        return found
+
+    def sizes(self, now: float) -> dict[str, GroupHosts]:
+        """Return the number of hosts that each group should have, in the order of the fleet file."""
+        self._read_slots()
+        core, state = self._core, self._core.journal.state
+        live = [j for j in core.jobs.values() if not j.state.ended]
+        asks = by_group([_ask(j) for j in live if not j.record.cancelled], core.ranges, self._slots)
+        idle = self.idle(now)
+        return {group: demanded(nodes, self._slots.get(group, 0), asks[group], self.outside.wished.get(group),
+                                in_use(state, group, idle)) if self._follows_demand(group, nodes)
+                else GroupHosts(target(nodes, self._slots.get(group, 0) or 1,
+                                       [j for j in live if j.spec.group in ("", group)], self._next_resize()))
+                for group, nodes in core.ranges.items()}
+
+    def _follows_demand(self, group: str, nodes: Nodes) -> bool:
+        return follows_demand(nodes, self.outside.wished.get(group))
+
+    def _next_resize(self) -> ResizeSpec:
+        newest = next(reversed(self._core.jobs.values()), None)
+        return newest.spec.resize if newest is not None else self._core.boot.spec.resize
+
+    def _read_slots(self) -> None:
+        found: dict[str, int] = {}
+        for view in self._core.views():
+            found[view.host.group] = min(view.slots, found.get(view.host.group, view.slots))
+        self._slots |= found
+
+    @property
+    def unknown(self) -> list[str]:
+        """Groups that show no number of slots: they have had no host, and offers were not read."""
+        self._read_slots()
+        return [group for group in self._core.ranges if not self._slots.get(group)]
+
+    def read_offers(self, provider: Provider) -> None:
+        """Read the slots per host of unknown groups from offers; called in the provider's thread."""
+        unknown = self.unknown
+        for part in (p for p in self._core.boot.spec.parts if p.name in unknown):
+            needs = (replace(need, max_micros_h=0) for need in part.any_of)
+            self._slots[part.name] = min((o.slots for need in needs for o in provider.offers(need)), default=0)
+
+
+def _ask(job: ManagedJob) -> JobAsk:
+    return JobAsk(job.id, job.sizing.places, job.spec.min_workers, job.spec.per_host, job.spec.group)
+
+
+def target(nodes: Nodes, slots: int, jobs: Sequence[ManagedJob], idle: ResizeSpec) -> int:
+    """Return the number of hosts for `jobs`, which have not ended, in a group that always has hosts. `idle`: the
+    resizing of the next expected job, used while there is none."""
+    if not jobs:
+        return hosts_wanted(nodes, slots, [first_workers(idle)])
+    held = [j.sizing.held(j.membership, nodes.target * slots) for j in jobs]
+    return hosts_wanted(nodes, slots, [j.sizing.asked_of_fleet() for j in jobs], held)
