@@ -120,6 +120,8 @@ def _subject(event: Event) -> str:
             return "price"
         case PolicyDecided() | PolicyChanged():
             return "policy"
+        case DemandDecided() | DemandUnmet():
+            return "demand"
         case BudgetReached():
             return "budget"
         case ClockSetBack():
@@ -160,6 +162,11 @@ def _sentence(event: Event, at_laptop: bool) -> str:
             return _rates(event)
         case PolicyDecided():
             return f"{event.spot} spot and {event.on_demand} on-demand hosts" + _because(event.why)
+        case DemandDecided():
+            of = f" of group {event.group}" if event.group else ""
+            return f"{counted(event.hosts, 'host')}{of}" + _because(event.why)
+        case DemandUnmet():
+            return "; ".join(event.shapes.values()) or "all that waits in Ray gets hosts"
         case PolicyChanged():
             return f"is now {_policy(event.policy)}" + _because(event.why)
         case BudgetReached():

@@ -40,6 +40,10 @@ def new(found: RayState, *groups: DemandGroup) -> list[int]:
     return [g.new for g in plan(found, *groups).groups]
 
 
+def unmet(found: DemandPlan) -> list[str]:
+    return [one.why for one in found.unmet]
+
+
 def ends(found: RayState, *groups: DemandGroup) -> list[str]:
     return [host for host, _ in plan(found, *groups).ends]
 
@@ -99,17 +103,17 @@ def test_the_next_group_that_fits_is_used_once_there_may_be_no_more_of_the_first
 def test_a_gpu_host_is_bought_for_a_cpu_task_only_where_no_other_kind_fits():
     full = plan(state(waits=(task(5, CPU=1),)), cpus(most=1), gpus())
     assert [g.new for g in full.groups] == [1, 0]
-    assert full.unmet == ("5 tasks or actors wait for {'CPU': 1}: there may be no more hosts than 1 of group cpu",)
+    assert unmet(full) == ["5 tasks or actors wait for {'CPU': 1}: there may be no more hosts than 1 of group cpu"]
     assert new(state(waits=(task(1, CPU=6),)), cpus(), gpus()) == [0, 1]
 
 
 def test_a_request_that_fits_no_host_is_reported_with_the_largest_one_and_not_bought():
     found = plan(state(waits=(task(2, GPU=2),)), cpus(), gpus())
     assert [g.new for g in found.groups] == [0, 0]
-    assert found.unmet == ("2 tasks or actors wait for {'GPU': 2}, which fits no host: the largest of group gpu has "
-                           "{'CPU': 8, 'GPU': 1}",)
-    assert plan(state(waits=(task(1, TPU=1),)), cpus()).unmet == (
-        "1 task or actor waits for {'TPU': 1}, which fits no host: the largest of group cpu has {'CPU': 4}",)
+    assert unmet(found) == ["2 tasks or actors wait for {'GPU': 2}, which fits no host: the largest of group gpu has "
+                            "{'CPU': 8, 'GPU': 1}"]
+    assert unmet(plan(state(waits=(task(1, TPU=1),)), cpus())) == [
+        "1 task or actor waits for {'TPU': 1}, which fits no host: the largest of group cpu has {'CPU': 4}"]
 
 
 def test_the_range_of_a_group_limits_what_is_bought():
@@ -134,7 +138,7 @@ def test_a_placement_group_gets_all_of_its_hosts_or_none():
     assert new(state(gangs=(gang,)), cpus(most=3)) == [3]
     none = plan(state(gangs=(gang,)), cpus(most=2))
     assert none.groups[0].new == 0
-    assert none.unmet == ("a placement group waits for 3 x {'CPU': 4}: there may be no more hosts than 2 of group cpu",)
+    assert unmet(none) == ["a placement group waits for 3 x {'CPU': 4}: there may be no more hosts than 2 of group cpu"]
 
 
 def test_a_placement_group_that_does_not_fit_takes_no_room_from_what_waits():
@@ -149,8 +153,8 @@ def test_strict_spread_takes_a_host_for_each_bundle_and_strict_pack_one_for_all(
     assert new(state(gangs=(RayGang(bundles, pack=True),)), cpus()) == [1]
     over = plan(state(gangs=(RayGang((task(5, CPU=1),), pack=True),)), cpus())
     assert over.groups[0].new == 0
-    assert over.unmet == ("a placement group waits for 5 x {'CPU': 1} on one host, which fits no host: the largest of "
-                          "group cpu has {'CPU': 4}",)
+    assert unmet(over) == ["a placement group waits for 5 x {'CPU': 1} on one host, which fits no host: the largest of "
+                           "group cpu has {'CPU': 4}"]
 
 
 def test_room_to_keep_is_that_of_whole_hosts_whatever_runs_there():
@@ -247,12 +251,13 @@ def test_jobs_get_hosts_besides_those_of_ray():
     assert (found.new, found.why) == (2, "jobs need 2 hosts")
 
 
-def test_a_job_that_waits_takes_idle_hosts_and_those_that_boot_so_that_ray_gets_others():
-    idle = state(node("h-0", CPU_HOST, idle_s=400.0), waits=(task(1, CPU=1),))
+def test_a_job_that_waits_gets_hosts_that_boot_and_none_that_ray_has():
+    idle = state(node("h-0", CPU_HOST, idle_s=10.0), waits=(task(1, CPU=1),))
     hosts = DemandHost("h-0"), DemandHost("h-1")
-    assert new(idle, cpus(*hosts, jobs=1)) == [0]  # the job takes h-0, Ray h-1
+    assert new(idle, cpus(*hosts, jobs=1)) == [0]  # the job gets h-1, Ray has h-0
     assert new(idle, cpus(*hosts, jobs=2)) == [1]
-    assert ends(state(node("h-0", CPU_HOST, idle_s=400.0)), cpus(*hosts, jobs=1)) == []
+    late = DemandHost("h-0", in_ray=True, unseen_s=999.0), DemandHost("h-1", unseen_s=999.0)
+    assert ends(state(), cpus(*late, jobs=1)) == ["h-0"]  # the job gets h-1
 
 
 def test_the_hosts_that_a_job_has_are_no_room_and_do_not_end():

@@ -18,10 +18,11 @@ from spotfleet.fleet.planner.groups import (
     by_group,
     demanded,
     follows_demand,
+    hosts_of_jobs,
     in_use,
 )
 from spotfleet.fleet.planner.size import first_workers, hosts_wanted
-from spotfleet.model import Nodes, ResizeSpec, Role
+from spotfleet.model import Nodes, Offer, ResizeSpec, Role
 from spotfleet.providers import Provider
 
 
@@ -31,6 +32,7 @@ class GroupSizes:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.outside = OutsideDemand()
+        self.offered: dict[str, tuple[Offer, ...]] = {}  # of groups without a host so far
         self._slots: dict[str, int] = {}  # group -> those of its smallest host: of present or last ones, or as offered
         self._idle = IdleTime()
 
@@ -53,14 +55,27 @@ class GroupSizes:
         """Return the number of hosts that each group should have, in the order of the fleet file."""
         self._read_slots()
         core, state = self._core, self._core.journal.state
-        live = [j for j in core.jobs.values() if not j.state.ended]
-        asks = by_group([_ask(j) for j in live if not j.record.cancelled], core.ranges, self._slots)
+        live, asks = self._live, self._asks()
         idle = self.idle(now)
         return {group: demanded(nodes, self._slots.get(group, 0), asks[group], self.outside.wished.get(group),
                                 in_use(state, group, idle)) if self._follows_demand(group, nodes)
                 else GroupHosts(target(nodes, self._slots.get(group, 0) or 1,
                                        [j for j in live if j.spec.group in ("", group)], self._next_resize()))
                 for group, nodes in core.ranges.items()}
+
+    def of_jobs(self) -> dict[str, int]:
+        """Return the hosts that jobs need of each group, if all groups follow demand."""
+        self._read_slots()
+        asks = self._asks()
+        return {group: hosts_of_jobs(nodes, self._slots.get(group, 0), asks[group])
+                for group, nodes in self._core.ranges.items()}
+
+    @property
+    def _live(self) -> list[ManagedJob]:
+        return [j for j in self._core.jobs.values() if not j.state.ended]
+
+    def _asks(self) -> dict[str, list[JobAsk]]:
+        return by_group([_ask(j) for j in self._live if not j.record.cancelled], self._core.ranges, self._slots)
 
     def _follows_demand(self, group: str, nodes: Nodes) -> bool:
         return follows_demand(nodes, self.outside.wished.get(group))
@@ -86,7 +101,8 @@ class GroupSizes:
         unknown = self.unknown
         for part in (p for p in self._core.boot.spec.parts if p.name in unknown):
             needs = (replace(need, max_micros_h=0) for need in part.any_of)
-            self._slots[part.name] = min((o.slots for need in needs for o in provider.offers(need)), default=0)
+            self.offered[part.name] = found = tuple(o for need in needs for o in provider.offers(need))
+            self._slots[part.name] = min((o.slots for o in found), default=0)
 
 
 def _ask(job: ManagedJob) -> JobAsk:

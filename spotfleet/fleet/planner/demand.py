@@ -54,6 +54,7 @@ class DemandHost:
     name: str
     leaving: bool = False  # it drains, or the cloud takes it
     held: bool = False  # it has workers of the fleet's own jobs
+    in_ray: bool = False  # the Ray cluster has it, or gets it next
     unseen_s: float = 0.0  # how long the cluster has had no node of it, as while it boots
 
 
@@ -84,13 +85,18 @@ class GroupTarget:
 
 
 @dataclass(frozen=True)
+class UnmetDemand:
+    """What waits for a host that there will not be."""
+
+    shape: str
+    why: str  # for people
+
+
+@dataclass(frozen=True)
 class DemandPlan:
     groups: tuple[GroupTarget, ...]
     ends: tuple[tuple[str, str], ...] = ()  # (host, why), in the order in which they should end
-    unmet: tuple[str, ...] = ()  # for people: what waits for hosts that there will not be
-
-    def target(self, group: str) -> GroupTarget:
-        return next(g for g in self.groups if g.group == group)
+    unmet: tuple[UnmetDemand, ...] = ()
 
 
 def plan_demand(states: Sequence[RayState], groups: Sequence[DemandGroup], idle_s: float) -> DemandPlan:
@@ -123,8 +129,7 @@ class _Own:
 
 
 def _own(group: DemandGroup, view: _View | None) -> _Own:
-    free = [h for h in group.staying if not h.held and not (view is not None and view.is_busy(h.name))]
-    free.sort(key=lambda h: (view is None or h.name not in view.nodes, h.name))
+    free = [h for h in group.staying if not (h.held or h.in_ray or (view is not None and h.name in view.nodes))]
     open_jobs = max(0, min(group.jobs, group.max) - sum(h.held for h in group.staying))
     reserved = frozenset(h.name for h in free[:open_jobs])
     room = max(0, group.max - len(group.staying))
@@ -188,7 +193,7 @@ class _View:
             self._packings.append(keeps := self._packing(total=True))
             for request in _decreasing(state.constraints):
                 keeps.put(request, f"a program keeps room for {request.count} x {shape_text(request.resources)}")
-        self.unmet = tuple(dict.fromkeys(line for p in self._packings for line in p.unmet))
+        self.unmet = tuple(dict.fromkeys(found for p in self._packings for found in p.unmet))
 
     def is_busy(self, host: str) -> bool:
         node = self.nodes.get(host)
@@ -274,7 +279,7 @@ class _Packing:
     new: Counter[str] = field(default_factory=Counter)  # group -> hosts
     whys: dict[str, list[str]] = field(default_factory=dict)  # group -> why it has new ones
     used: set[str] = field(default_factory=set)  # hosts that something is packed onto
-    unmet: list[str] = field(default_factory=list)
+    unmet: list[UnmetDemand] = field(default_factory=list)
 
     def add_own(self, group: DemandGroup, own: _Own) -> None:
         """Add the hosts that a group gets anyway; a job takes some of them."""
@@ -347,13 +352,13 @@ class _Packing:
         kinds = self._kinds(shape)
         if kinds:
             full = ", ".join(f"{g.max}{f' of group {g.name}' if g.name else ''}" for g in kinds)
-            self.unmet.append(f"{why}: there may be no more hosts than {full}")
+            self.unmet.append(UnmetDemand(shape_text(shape), f"{why}: there may be no more hosts than {full}"))
             return
         largest = max(self.groups, key=lambda g: (sum(_times(g.resources, {r: a}, 1) for r, a in shape.items()),
                                                   _size(g.resources)), default=None)
         has = shape_text(largest.resources) if largest is not None else "none"
         of = f" of group {largest.name}" if largest is not None and largest.name else ""
-        self.unmet.append(f"{why}, which fits no host: the largest{of} has {has}")
+        self.unmet.append(UnmetDemand(shape_text(shape), f"{why}, which fits no host: the largest{of} has {has}"))
 
 
 def _times(free: Shape, shape: Shape, most: int) -> int:
