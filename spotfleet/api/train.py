@@ -213,7 +213,7 @@ def submit(home: Home, record: FleetRecord, secrets: Mapping[str, str], client: 
     if job.argv:
         for line in scripts.remarks(scripts.read(Path(record.spec.workdir) / job.argv[0]), job.max_workers):
             progress(line)
-    shipped = _ship(home, record, secrets, client, progress)
+    shipped = ship_working_directory(home, record, secrets, client, progress)
     for line in shipped.left_out:
         progress(f"left out of the bundle: {line}")
     if argv_left_out := [n for n in shipped.left_out if job.argv and n.startswith(f"{job.argv[0]}: ")]:
@@ -224,12 +224,14 @@ def submit(home: Home, record: FleetRecord, secrets: Mapping[str, str], client: 
     except UsageError:
         if not client.missing_blobs(shipped.blobs):
             raise
-        shipped = _ship(home, record, secrets, client, progress)  # the dispatcher has lost its disk meanwhile
+        # the dispatcher has lost its disk meanwhile
+        shipped = ship_working_directory(home, record, secrets, client, progress)
         return client.submit(replace(job, bundle=shipped.sha256), dict(secrets), wait=request.wait)
 
 
-def _ship(home: Home, record: FleetRecord, secrets: Mapping[str, str], client: DispatcherClient,
-          progress: Progress) -> Shipped:
+def ship_working_directory(home: Home, record: FleetRecord, secrets: Mapping[str, str], client: DispatcherClient,
+                           progress: Progress) -> Shipped:
+    """Upload the working directory of the fleet's file, with its mounts, unless it is there."""
     mounts = {targets.name_of(n): Path(source) for n, source in record.spec.file_mounts.items() if "://" not in source}
     return ship(client, Path(record.spec.workdir), mounts, home.path, tuple(secrets.values()), progress)
 

@@ -21,6 +21,8 @@ from spotfleet.fleet.domain.events import (
     CheckpointKept,
     CheckpointLost,
     ClockSetBack,
+    DemandDecided,
+    DemandUnmet,
     DownDecided,
     Event,
     FileDamaged,

@@ -22,6 +22,7 @@
     setup: pip install -r requirements.txt        # once per host, before a job's first worker
     setup_timeout: 30m            # for one try; 0s: no limit
     run: python train.py          # run by `train` without a script
+    ray: {version: "2.60.*"}      # machines get Ray, for `spotfleet ray start`; or true: docs/ray.md
     container: pytorch/pytorch:2.6.0-cuda12.4-cudnn9-runtime  # jobs run in it; or {image, engine, mounts}
     tags: {team: vision}
     provider: ssh                 # existing machines; with sections `ssh` and `environment`: docs/machines.md
@@ -73,7 +74,18 @@ from spotfleet.config.sections import (
 )
 from spotfleet.config.values import NAME
 from spotfleet.errors import UsageError
-from spotfleet.model import Autostop, CheckpointSpec, ContainerSpec, EnvironmentSpec, FleetSpec, Need, Nodes, ResizeSpec
+from spotfleet.model import (
+    Autostop,
+    CheckpointSpec,
+    ContainerSpec,
+    EnvironmentSpec,
+    FleetSpec,
+    Need,
+    Nodes,
+    RaySpec,
+    ResizeSpec,
+    is_ray,
+)
 from spotfleet.plugins import Base, SectionPlugin
 from spotfleet.words import did_you_mean
 
@@ -331,6 +343,7 @@ def _spec(document: Document, file: FileSection, environ: Mapping[str, str], loc
     clouds = provider.split(plugins.JOINED)
     nodes, needs = _nodes(document, file), _needs(file, several=len(clouds) > 1)
     facts = plugin_sections.facts(file, needs, local, check_files=check_files)
+    ray = RaySpec(**file.ray.model_dump()) if file.ray is not None else None
     spec = FleetSpec(
         name=_name(document, file),
         provider=provider,
@@ -350,11 +363,12 @@ def _spec(document: Document, file: FileSection, environ: Mapping[str, str], loc
         run=file.run,
         container=_container(document, file),
         tags=file.tags,
-        environment=_environment(file.environment),
+        environment=_environment(file.environment, ray),
         placement=_placement(file, nodes, plugins.load(provider).traits),
         all_or_nothing=file.all_or_nothing,
         section=plugin_sections.read(document, file, provider, facts),
         policy=policy_spec(document, file, provider, nodes, needs),
+        ray=ray,
     )
     plugin: SectionPlugin = plugins.load(provider)
     _note_resources(document, file, provider, plugin.traits)
@@ -408,10 +422,14 @@ def _placement(file: FileSection, nodes: Nodes, traits: plugins.Traits) -> str:
     return "cluster" if best and "placement" not in file.model_fields_set else file.placement
 
 
-def _environment(given: EnvironmentSection | None) -> EnvironmentSpec:
-    if given is None:
-        return EnvironmentSpec()
-    return EnvironmentSpec(given.python, given.packages, given.inherit, given.index_url, given.installer)
+def _environment(given: EnvironmentSection | None, ray: RaySpec | None) -> EnvironmentSpec:
+    """Return the environment of the machines. A fleet with `ray` has that among its packages, unless the file names it
+    there."""
+    given = given or EnvironmentSection()
+    packages = given.packages
+    if ray is not None and not any(map(is_ray, packages)):
+        packages = (*packages, f"ray=={ray.version}")
+    return EnvironmentSpec(given.python, packages, given.inherit, given.index_url, given.installer)
 
 
 def _name(document: Document, file: FileSection) -> str:

@@ -41,6 +41,7 @@ from spotfleet.dispatcher.lifecycle.unsent import UnsentTracker
 from spotfleet.dispatcher.live.history import HistoryKeeper
 from spotfleet.dispatcher.live.notify import Notifier
 from spotfleet.dispatcher.policy import PolicyController
+from spotfleet.dispatcher.ray.cluster import RayCluster
 from spotfleet.dispatcher.recovery.job_adoption import ended_in
 from spotfleet.dispatcher.recovery.lost_jobs import find_jobs, names_in, workers_in
 from spotfleet.dispatcher.recovery.takeover import Takeover, adopts
@@ -60,7 +61,7 @@ from spotfleet.fleet.domain.events import (
 )
 from spotfleet.fleet.domain.state import failing
 from spotfleet.membership.schedule import Allocation, HostRoom
-from spotfleet.model import CloudState, HostState
+from spotfleet.model import RAY_KIND, CloudState, HostState
 from spotfleet.protocol.messages import AgentReport
 from spotfleet.providers import Provider
 from spotfleet.providers.plugin import traits_of
@@ -110,6 +111,8 @@ class Dispatcher:
                                    lambda job: replica is not None and replica.lacks(job.id, job.checkpoints))
         self.desk = JobDesk(core, names, bundles, policy, self.shutdown, self.retention, lambda: self.machines.waits)
         self.desk.last_known = max(map(jobfile.number_of, known), default=0)
+        self.ray = RayCluster(core)
+        self.desk.prepared = self.ray.prepared
         self.maintenance = CheckpointMaintenance(core.jobs.values, replica, core.step_soon, self.desk.checkpoint_kept)
         self.takeover, self.backup = Takeover(core, self.desk, lost), Backup(core, bundles)
         if takes_over:
@@ -193,6 +196,7 @@ class Dispatcher:
         for job in core.jobs.values():
             for host in job.workers.hosts():
                 holders.setdefault(host, set()).add(job.id)
+        self.ray.look(views, self.desk.allocation.held, now)
         for job in core.jobs.values():
             core.journal.note(*job.step(self._context(job, views, holders, now, unix)))
             core.drains.update({h: why for h, why in restart.unfit(job.history, now).items() if h in views})
@@ -223,7 +227,8 @@ class Dispatcher:
         allocation = self.desk.allocation
         return JobContext(now, unix, frozenset(hosts), given, views, self._why_waiting(job, others), coming,
                           self.core.unsent.of_job(job.id), bool(self.shutdown.why),
-                          allocation.preempted.get(job.id, ""), allocation.shrunk.get(job.id, ""))
+                          allocation.preempted.get(job.id, ""), allocation.shrunk.get(job.id, ""),
+                          self.ray.view if job.spec.kind == RAY_KIND else None)
 
     def _why_waiting(self, job: ManagedJob, others: list[str]) -> str:
         """Return why the job has too few slots; `others` are jobs with workers on hosts that it is to get."""

@@ -68,6 +68,7 @@ class JobDesk:
         self._anew = core.journal.state.taken_over is not None  # copies may lack jobs that hosts or target know
         self.last_known = 0  # the highest number of a job at our start, lost ones included
         self.allocation = Allocation({}, {})
+        self.prepared: Callable[[JobSpec], JobSpec] = lambda spec: spec  # the spec of a new job as it is kept
         self._lacks: dict[str, float] = {}  # monotonic: since when each job lacks hosts for its fewest workers
         for job in core.jobs.values():
             job.is_whole = bundles.is_whole
@@ -75,6 +76,7 @@ class JobDesk:
     async def submit(self, spec: JobSpec, secrets: dict[str, str], *, wait: bool) -> str:
         await asyncio.to_thread(self.bundles.refuse_incomplete, spec.bundle)
         self._check(spec, wait)
+        spec = self.prepared(spec)
         space.refuse_if_full(self._core.home)
         record = JobRecord(self.name_for(spec), self._policy.sized(spec), self._core.unix(), seals=True)
         job = self.add(record, secrets)
