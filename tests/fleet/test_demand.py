@@ -5,7 +5,6 @@ from __future__ import annotations
 from spotfleet.fleet.planner.demand import CONFIRM_S, DemandGroup, DemandHost, DemandPlan, RecentStates, plan_demand
 from spotfleet.protocol.ray_cluster import RayGang, RayNode, RayRequest, RayState
 
-IDLE_S = 300.0
 CPU_HOST, GPU_HOST = {"CPU": 4.0}, {"CPU": 8.0, "GPU": 1.0}
 
 
@@ -16,7 +15,7 @@ def node(host: str, total: dict[str, float], used: dict[str, float] | None = Non
 
 
 def cpus(*hosts: DemandHost, least: int = 0, most: int = 9, jobs: int = 0) -> DemandGroup:
-    return DemandGroup("cpu", least, most, CPU_HOST, hosts, jobs)
+    return DemandGroup("cpu", least, most, CPU_HOST, hosts, jobs=jobs)
 
 
 def gpus(*hosts: DemandHost, least: int = 0, most: int = 9) -> DemandGroup:
@@ -33,7 +32,7 @@ def task(count: int = 1, **resources: float) -> RayRequest:
 
 
 def plan(found: RayState, *groups: DemandGroup) -> DemandPlan:
-    return plan_demand([found], groups, IDLE_S)
+    return plan_demand([found], groups)
 
 
 def new(found: RayState, *groups: DemandGroup) -> list[int]:
@@ -178,7 +177,7 @@ def test_the_host_that_has_been_idle_longest_ends_first_within_the_range():
     assert ends(state(*nodes), cpus(*hosts)) == ["h-2", "h-3", "h-0"]
     assert ends(state(*nodes), cpus(*hosts, least=2)) == ["h-2", "h-3"]
     why = dict(plan(state(*nodes), cpus(*hosts)).ends)["h-2"]
-    assert why == "idle for 400 s, as no task needs it; ray.idle_s is 300"
+    assert why == "idle for 7 min, and no task needs it"
 
 
 def test_no_host_ends_that_runs_something_or_that_a_waiting_request_fits():
@@ -198,7 +197,7 @@ def test_a_host_that_never_gets_a_node_ends_once_nothing_waits_for_it():
     late = DemandHost("h-0", unseen_s=400.0)
     assert ends(state(waits=(task(1, CPU=1),)), cpus(late)) == []
     assert plan(state(), cpus(late)).ends == (
-        ("h-0", "without a node in the Ray cluster for 400 s, as no task needs it; ray.idle_s is 300"),)
+        ("h-0", "without a node in the Ray cluster for 7 min, and no task needs it"),)
 
 
 def test_nothing_is_bought_and_nothing_ends_while_the_cluster_does_not_answer():
@@ -207,8 +206,8 @@ def test_nothing_is_bought_and_nothing_ends_while_the_cluster_does_not_answer():
     assert [g.hosts for g in plan(down, cpus(*hosts)).groups] == [2]
     assert plan(down, cpus(*hosts)).ends == ()
     before = state(node("h-0", CPU_HOST, idle_s=999.0), waits=(task(9, CPU=4),))
-    assert plan_demand([down, before], [cpus(*hosts)], IDLE_S).groups[0].new == 0
-    assert [g.hosts for g in plan_demand([], [cpus(*hosts, least=3)], IDLE_S).groups] == [3]
+    assert plan_demand([down, before], [cpus(*hosts)]).groups[0].new == 0
+    assert [g.hosts for g in plan_demand([], [cpus(*hosts, least=3)]).groups] == [3]
 
 
 # ---- observations that disagree
@@ -217,19 +216,19 @@ def test_nothing_is_bought_and_nothing_ends_while_the_cluster_does_not_answer():
 def test_only_what_every_observation_of_the_last_moments_asks_for_is_bought():
     waits, runs = state(waits=(task(4, CPU=1),)), state(waits=(task(9, CPU=1),))
     assert [g.new for s in ([waits], [waits, runs], [state(), waits])
-            for g in plan_demand(s, [cpus()], IDLE_S).groups] == [1, 1, 0]
+            for g in plan_demand(s, [cpus()]).groups] == [1, 1, 0]
 
 
 def test_a_task_that_waits_and_runs_in_the_same_report_buys_nothing():
     host = cpus(DemandHost("h-0"))
     before = state(node("h-0", CPU_HOST), waits=(task(4, CPU=1),))
     both = state(node("h-0", CPU_HOST, {"CPU": 4.0}), waits=(task(4, CPU=1),))
-    assert plan_demand([before, both], [host], IDLE_S).groups[0].new == 0
+    assert plan_demand([before, both], [host]).groups[0].new == 0
 
 
 def test_no_host_ends_that_an_earlier_observation_of_the_last_moments_saw_in_use():
     idle, busy = node("h-0", CPU_HOST, idle_s=400.0), node("h-0", CPU_HOST, {"CPU": 1.0})
-    assert plan_demand([state(busy), state(idle)], [cpus(DemandHost("h-0"))], IDLE_S).ends == ()
+    assert plan_demand([state(busy), state(idle)], [cpus(DemandHost("h-0"))]).ends == ()
 
 
 def test_an_observation_is_confirmed_once_it_has_held_for_long_enough():
@@ -238,6 +237,12 @@ def test_an_observation_is_confirmed_once_it_has_held_for_long_enough():
     assert recent.update(second, 20.0) == (first, second)
     assert recent.update(second, 20.0 + CONFIRM_S / 2) == (first, second)
     assert recent.update(second, 20.0 + CONFIRM_S) == (second,)
+
+
+def test_what_has_just_begun_to_wait_is_not_reported_yet():
+    waits = state(waits=(task(1, GPU=1),))
+    assert unmet(plan_demand([waits], [cpus()])) != []
+    assert unmet(plan_demand([state(), waits], [cpus()])) == []
 
 
 # ---- jobs of the fleet itself

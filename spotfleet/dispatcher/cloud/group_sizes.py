@@ -5,7 +5,7 @@ The decisions are in `fleet/planner/groups.py` and `size.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from spotfleet.dispatcher.core import Core
@@ -22,7 +22,7 @@ from spotfleet.fleet.planner.groups import (
     in_use,
 )
 from spotfleet.fleet.planner.size import first_workers, hosts_wanted
-from spotfleet.model import Nodes, Offer, ResizeSpec, Role
+from spotfleet.model import RAY_KIND, Nodes, Offer, ResizeSpec, Role
 from spotfleet.providers import Provider
 
 
@@ -32,7 +32,8 @@ class GroupSizes:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.outside = OutsideDemand()
-        self.offered: dict[str, tuple[Offer, ...]] = {}  # of groups without a host so far
+        self.refresh: Callable[[], None] = lambda: None  # called before each look: sets `outside`
+        self.offered: dict[str, tuple[Offer, ...]] = {}  # group without a host so far -> its offers
         self._slots: dict[str, int] = {}  # group -> those of its smallest host: of present or last ones, or as offered
         self._idle = IdleTime()
 
@@ -53,12 +54,13 @@ class GroupSizes:
 
     def sizes(self, now: float) -> dict[str, GroupHosts]:
         """Return the number of hosts that each group should have, in the order of the fleet file."""
+        self.refresh()
         self._read_slots()
         core, state = self._core, self._core.journal.state
         live, asks = self._live, self._asks()
-        idle = self.idle(now)
+        going = self.idle(now).keys() | core.drains.keys()
         return {group: demanded(nodes, self._slots.get(group, 0), asks[group], self.outside.wished.get(group),
-                                in_use(state, group, idle)) if self._follows_demand(group, nodes)
+                                in_use(state, group, going)) if self._follows_demand(group, nodes)
                 else GroupHosts(target(nodes, self._slots.get(group, 0) or 1,
                                        [j for j in live if j.spec.group in ("", group)], self._next_resize()))
                 for group, nodes in core.ranges.items()}
@@ -75,7 +77,9 @@ class GroupSizes:
         return [j for j in self._core.jobs.values() if not j.state.ended]
 
     def _asks(self) -> dict[str, list[JobAsk]]:
-        return by_group([_ask(j) for j in self._live if not j.record.cancelled], self._core.ranges, self._slots)
+        """Return what each group's jobs ask for. The job of the Ray cluster has what waits there in its place."""
+        asking = [j for j in self._live if not j.record.cancelled and j.spec.kind != RAY_KIND]
+        return by_group([_ask(j) for j in asking], self._core.ranges, self._slots)
 
     def _follows_demand(self, group: str, nodes: Nodes) -> bool:
         return follows_demand(nodes, self.outside.wished.get(group))

@@ -11,8 +11,8 @@ What is left opens new hosts of the first group that fits. A group gets as many 
 needs takes, and no more than each observation of the last moments asks for: the cluster reports what waits and what is
 free at slightly different times, so that a task may for a moment both wait and run.
 
-A host ends once it has been idle for `idle_s`, the one that has been idle longest first, within the group's range. A
-host stays while one of the needs is packed onto it, and while anything that waits would fit it.
+A host ends once it has been idle for its group's `idle_s`, the longest idle first, within the group's range. It stays
+while one of the needs is packed onto it, and while anything that waits would fit it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from spotfleet.protocol.ray_cluster import RayGang, RayNode, RayRequest, RayState
-from spotfleet.words import counted
+from spotfleet.words import about, counted
 
 CONFIRM_S = 0.6  # Ray's nodes report five times in this time
 SPARE = 1e-4  # Ray counts in ten-thousandths
@@ -67,6 +67,7 @@ class DemandGroup:
     max: int
     resources: Shape  # those of one host
     hosts: tuple[DemandHost, ...] = ()
+    idle_s: float = 300.0
     jobs: int = 0  # hosts that the fleet's own jobs need, those that they have included
 
     @property
@@ -99,7 +100,7 @@ class DemandPlan:
     unmet: tuple[UnmetDemand, ...] = ()
 
 
-def plan_demand(states: Sequence[RayState], groups: Sequence[DemandGroup], idle_s: float) -> DemandPlan:
+def plan_demand(states: Sequence[RayState], groups: Sequence[DemandGroup]) -> DemandPlan:
     """Return the hosts that should exist, and those that should end.
 
     `states`: all observations of the last moments, the newest last. While the cluster does not answer nothing is known
@@ -115,8 +116,10 @@ def plan_demand(states: Sequence[RayState], groups: Sequence[DemandGroup], idle_
         hosts = max(min(stay + new, max(group.max, group.min)), group.min)
         why = newest.why(group.name) if newest is not None and new > own.new else ""
         targets.append(GroupTarget(group.name, hosts, max(0, hosts - stay), why or _standing(group, own, newest)))
-    ends = [end for group in groups for end in _ends(group, views, idle_s)]
-    return DemandPlan(tuple(targets), tuple(ends), newest.unmet if newest is not None else ())
+    ends = [end for group in groups for end in _ends(group, views)]
+    lasting = set.intersection(*({one.shape for one in v.unmet} for v in views)) if views else set()
+    unmet = tuple(one for v in views[-1:] for one in v.unmet if one.shape in lasting)
+    return DemandPlan(tuple(targets), tuple(ends), unmet)
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,7 @@ def _standing(group: DemandGroup, own: _Own, view: _View | None) -> str:
     return ", ".join(filter(None, parts)) or "nothing waits for a host"
 
 
-def _ends(group: DemandGroup, views: Sequence[_View], idle_s: float) -> list[tuple[str, str]]:
+def _ends(group: DemandGroup, views: Sequence[_View]) -> list[tuple[str, str]]:
     """Return the hosts of a group that are idle for too long, within its range."""
     if not views:
         return []
@@ -159,13 +162,12 @@ def _ends(group: DemandGroup, views: Sequence[_View], idle_s: float) -> list[tup
     for host in group.staying:
         node = newest.nodes.get(host.name)
         idle_for_s = node.idle_s if node is not None else host.unseen_s
-        if host.held or host.name in reserved or idle_for_s < idle_s:
+        if host.held or host.name in reserved or idle_for_s < group.idle_s:
             continue
         if any(v.keeps(host.name) or v.is_busy(host.name) for v in views):
             continue
         what = "idle" if node is not None else "without a node in the Ray cluster"
-        idle.append((-idle_for_s, host.name, f"{what} for {idle_for_s:.0f} s, as no task needs it; "
-                                             f"ray.idle_s is {idle_s:g}"))
+        idle.append((-idle_for_s, host.name, f"{what} for {about(idle_for_s)}, and no task needs it"))
     return [(name, why) for _, name, why in sorted(idle)[:max(0, len(group.staying) - group.min)]]
 
 

@@ -7,7 +7,7 @@ less than `nodes.idle_s`. Any other group has the hosts of `size.py`, whether th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from spotfleet.fleet.domain.actions import Wanted
@@ -140,7 +140,7 @@ class IdleTime:
         return {host: now - since for host, since in self.since.items() if now - since >= idle_s}
 
 
-def in_use(state: FleetState, group: str, idle: Mapping[str, float]) -> int:
-    """Return how many hosts of a group stay without demand: they are not leaving, and not among `idle`."""
+def in_use(state: FleetState, group: str, going: Collection[str]) -> int:
+    """Return how many hosts of a group stay without demand: they are not leaving, and not among `going`."""
     return sum(h.role is Role.WORKER and h.group == group and h.counts and h.notice_deadline is None
-               and h.request_id not in idle for h in state.hosts)
+               and h.request_id not in going for h in state.hosts)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from spotfleet.fleet.planner.demand import DemandGroup, DemandHost, DemandPlan, RecentStates, plan_demand
 from spotfleet.protocol.ray_cluster import RayGang, RayNode, RayRequest, RayState
@@ -78,9 +78,9 @@ class DemandSim:
     def __post_init__(self) -> None:
         rng = self.rng
         names = rng.choice([["cpu"], ["cpu", "gpu"], ["cpu", "large", "gpu"], ["gpu"]])
-        self.groups = [DemandGroup(n, (least := rng.choice([0, 0, 1, 2])), least + rng.randint(1, 6), KINDS[n])
-                       for n in names]
         self.idle_s = rng.choice([5.0, 30.0, 300.0])
+        self.groups = [DemandGroup(n, (least := rng.choice([0, 0, 1, 2])), least + rng.randint(1, 6), KINDS[n],
+                                   idle_s=self.idle_s) for n in names]
         self.boot_s = rng.choice([1.0, 20.0, LONG_BOOT_S])
         self.bought = 0
         self.bought_at = 0.0
@@ -166,13 +166,12 @@ class DemandSim:
         reported = {n.host for s in self._states[-1:] for n in s.nodes}
         for host in self.hosts.values():
             host.unseen_since = self.now if host.name in reported else host.unseen_since
-        return [DemandGroup(g.name, g.min, g.max, g.resources, tuple(
-            DemandHost(h.name, h.leaving, False, self.now - h.unseen_since)
-            for h in self.hosts.values() if h.group == g.name)) for g in self.groups]
+        return [replace(g, hosts=tuple(DemandHost(h.name, h.leaving, unseen_s=self.now - h.unseen_since)
+                                       for h in self.hosts.values() if h.group == g.name)) for g in self.groups]
 
     def _decide(self) -> None:
         groups = self.view()
-        plan = plan_demand(self._states, groups, self.idle_s)
+        plan = plan_demand(self._states, groups)
         self._check(plan, groups)
         for target in plan.groups:
             for _ in range(target.new):
@@ -309,7 +308,7 @@ def _settle(sim: DemandSim) -> None:
     sim.run(SLACK_S)
     sim.run_quietly(sim.boot_s)
     assert sim.bought == bought, f"it goes on buying: {sim.bought - bought} hosts more after {settled:.0f}"
-    final = plan_demand(sim._states[-1:], sim.view(), sim.idle_s)
+    final = plan_demand(sim._states[-1:], sim.view())
     assert all(not g.new for g in final.groups), final
     _nothing_waits_that_fits(sim)
     sim.pieces, sim.gangs, sim.kept = [], [], []
