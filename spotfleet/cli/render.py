@@ -37,7 +37,7 @@ def up_plan(plan: UpPlan, width: int | None = None) -> str:
         PlanKind.POLICY: "up already, its policy is to change; ",
     }[plan.change]
     where = f"{plan.provider}{f' in {plan.region}' if plan.region else ''}"
-    lines = [f"fleet {plan.fleet} on {where}: {title}{_sized(nodes)}"]
+    lines = [f"fleet {plan.fleet} on {where}: {title}{_sized(nodes)}", *_on_demand_hosts(plan)]
     if plan.kept:
         lines.append(f"changed for the next job: {', '.join(plan.kept)}")
     if plan.notify_changed:
@@ -74,6 +74,15 @@ def _sized(nodes: Nodes) -> str:
     if nodes.min == nodes.target == nodes.max:
         return counted(nodes.min, "host")
     return f"{nodes.min}..{nodes.max} hosts, target {nodes.target}"
+
+
+def _on_demand_hosts(plan: UpPlan) -> list[str]:
+    """Format the groups, and when hosts come and go where jobs decide."""
+    lines = [f"group {g.name}: {_sized(g.nodes)}" for g in plan.groups]
+    ranges = [g.nodes for g in plan.groups] or [plan.nodes]
+    idle = " or ".join(span(s) for s in sorted({n.idle_s for n in ranges if not n.min}))
+    when = f"with a min of 0 hosts come when a job needs them, and go when idle for {idle}" if idle else ""
+    return [*lines, when] if when else lines
 
 
 def _launches(plan: UpPlan, width: int) -> str:
@@ -171,7 +180,8 @@ def _launch(offer: Offer) -> tuple[str, str, str, str, str]:
 def fleet_status(status: FleetStatus) -> str:
     status = shown(status)
     lines = [f"fleet {status.fleet}: {status.state}{f', {status.why}' if status.why else ''}", _sizes(status),
-             *policy_lines(status)]
+             *(f"group {g.group}: {_sized(Nodes(g.min, g.target, g.max))}; {g.wanted} wanted now"
+               for g in status.groups), *policy_lines(status)]
     if status.hosts:
         lines += ["", hosts(status.hosts)]
     if status.jobs:
@@ -239,11 +249,12 @@ def fleets(found: Sequence[FleetStatus]) -> str:
 
 
 def hosts(found: Sequence[HostStatus]) -> str:
-    rows = [(h.host, h.role, h.state, span(h.since_s), h.address or "-", h.slots, _place(h.pool),
-             "-" if h.state == HostState.STOPPED.value else dollars(h.price_micros_h), ",".join(h.jobs) or "-",
-             _host_why(h)) for h in found]
-    return table(["host", "role", "state", "for", "address", "slots", "pool", "$/h", "jobs", "why"], rows,
-                 right=["slots", "$/h", "for"],
+    grouped = any(h.group for h in found)
+    rows = [(h.host, h.role, *([h.group or "-"] if grouped else []), h.state, span(h.since_s), h.address or "-",
+             h.slots, _place(h.pool), "-" if h.state == HostState.STOPPED.value else dollars(h.price_micros_h),
+             ",".join(h.jobs) or "-", _host_why(h)) for h in found]
+    return table(["host", "role", *(["group"] if grouped else []), "state", "for", "address", "slots", "pool", "$/h",
+                  "jobs", "why"], rows, right=["slots", "$/h", "for"],
                  drop=["address", "slots", "pool", "jobs", "for", "role"], words="why")
 
 

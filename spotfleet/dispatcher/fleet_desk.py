@@ -72,7 +72,8 @@ class FleetDesk:
                       **{c.host: c.report.why for c in core.connections.values()}}
         inputs = StatusInput(core.boot.fleet, core.journal.state, core.nodes, machines.own, views, agents_why,
                              host_jobs, jobs, self.shutdown.why, machines.why, self._remarks(),
-                             core.boot.spec.max_lifetime_s, machines.sizes, core.ranges)
+                             core.boot.spec.max_lifetime_s, machines.sizes, core.ranges,
+                             machines.slots)
         now, policy = time.monotonic(), self._policy
         return replace(fleet_status(inputs, unix), tick_s=machines.tick_s, policy=policy.status(unix),
                        spent_micros=policy.spent(now), on_demand_spent_micros=policy.spent_on_demand(now),

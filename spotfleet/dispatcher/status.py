@@ -33,6 +33,7 @@ class StatusInput:
     max_lifetime_s: float = 0.0  # 0: no limit
     sizes: dict[str, GroupHosts] = field(default_factory=dict)  # hosts needed now, by group; empty: nodes.target
     ranges: dict[str, Nodes] = field(default_factory=dict)  # by group
+    slots: dict[str, int] = field(default_factory=dict)  # of the smallest host, by group
 
 
 def fleet_status(inputs: StatusInput, now: float) -> FleetStatus:
@@ -51,8 +52,10 @@ def fleet_status(inputs: StatusInput, now: float) -> FleetStatus:
                        boots=tuple(BootMeasure(of, round(time.seconds, 2), time.boots)
                                    for of, time in boot_times(inputs.state.history).items()),
                        groups=tuple(GroupStatus(group, n.min, n.target, n.max, inputs.sizes[group].hosts,
-                                                inputs.sizes[group].why, n.idle_s)
-                                    for group, n in inputs.ranges.items() if group and group in inputs.sizes))
+                                                inputs.sizes[group].why, n.idle_s, inputs.slots.get(group, 0))
+                                    for group, n in inputs.ranges.items() if group and group in inputs.sizes),
+                       wanted=None if inputs.going_down else _wanted(inputs), idle_s=nodes.idle_s,
+                       slots=inputs.slots.get("", 0))
 
 
 NOT_BILLED = "the provider has not listed it yet"
@@ -65,7 +68,7 @@ def _state(inputs: StatusInput) -> tuple[str, str]:
             return "down", inputs.going_down
         left = f"{counted(len(inputs.hosts), 'host')} left"
         return "going down", "; ".join(w for w in (inputs.going_down, left, inputs.waits) if w)
-    target = sum(size.hosts for size in inputs.sizes.values()) if inputs.sizes else inputs.nodes.target
+    target = _wanted(inputs)
     reasons = [f"{group}: {size.why}" if group else size.why for group, size in inputs.sizes.items() if size.why]
     for_now = f" ({'; '.join(reasons)})" if reasons else ""
     if not for_now and target < inputs.nodes.target:
@@ -74,6 +77,11 @@ def _state(inputs: StatusInput) -> tuple[str, str]:
     ups = ups if up or target else "no host is up and none is needed"
     why = "; ".join(w for w in (ups + for_now, inputs.waits) if w)
     return "up" if up >= target else "degraded", why
+
+
+def _wanted(inputs: StatusInput) -> int:
+    """Return the number of hosts that should exist now."""
+    return sum(size.hosts for size in inputs.sizes.values()) if inputs.sizes else inputs.nodes.target
 
 
 def _host(view: HostView, inputs: StatusInput, now: float) -> HostStatus:

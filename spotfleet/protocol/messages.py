@@ -439,6 +439,7 @@ class JobStatus:
     restarts: int = 0  # number of times that all of its processes were started anew
     exit_status: int = 0  # status of the process that failed the job; 0: none did
     folder_age_s: float | None = None  # age of the dispatcher's copy of its checkpoint folder; None: there is none
+    group: str = ""  # as in JobSpec
 
 
 @dataclass(frozen=True)
@@ -499,6 +500,7 @@ class GroupStatus:
     wanted: int
     why: str = ""  # "" where the range alone decides
     idle_s: float = 300.0  # with a `min` of 0, a host without work for this long is given back
+    slots: int = 0  # of the smallest host, as seen or offered; 0: not known yet
 
 
 @dataclass(frozen=True)
@@ -525,3 +527,6 @@ class FleetStatus:
     boots: tuple[BootMeasure, ...] = ()  # nothing where no host has booted yet
     on_demand_spent_micros: int | None = None  # `spent_micros` if all had been on demand; None: not known
     groups: tuple[GroupStatus, ...] = ()  # in the order of the fleet file; none in a fleet without named groups
+    wanted: int | None = None  # number of hosts that should exist now; None: from an earlier release
+    idle_s: float = 300.0  # as in Nodes
+    slots: int = 0  # as in GroupStatus, in a fleet without groups

@@ -34,7 +34,7 @@ class GroupSizes:
         self.outside = OutsideDemand()
         self.refresh: Callable[[], None] = lambda: None  # called before each look: sets `outside`
         self.offered: dict[str, tuple[Offer, ...]] = {}  # group without a host so far -> its offers
-        self._slots: dict[str, int] = {}  # group -> those of its smallest host: of present or last ones, or as offered
+        self.slots: dict[str, int] = {}  # group -> those of its smallest host: of present or last ones, or as offered
         self._idle = IdleTime()
 
     def note(self, busy: frozenset[str], now: float) -> None:
@@ -59,9 +59,9 @@ class GroupSizes:
         core, state = self._core, self._core.journal.state
         live, asks = self._live, self._asks()
         going = self.idle(now).keys() | core.drains.keys()
-        return {group: demanded(nodes, self._slots.get(group, 0), asks[group], self.outside.wished.get(group),
+        return {group: demanded(nodes, self.slots.get(group, 0), asks[group], self.outside.wished.get(group),
                                 in_use(state, group, going)) if self._follows_demand(group, nodes)
-                else GroupHosts(target(nodes, self._slots.get(group, 0) or 1,
+                else GroupHosts(target(nodes, self.slots.get(group, 0) or 1,
                                        [j for j in live if j.spec.group in ("", group)], self._next_resize()))
                 for group, nodes in core.ranges.items()}
 
@@ -69,7 +69,7 @@ class GroupSizes:
         """Return the hosts that jobs need of each group, if all groups follow demand."""
         self._read_slots()
         asks = self._asks()
-        return {group: hosts_of_jobs(nodes, self._slots.get(group, 0), asks[group])
+        return {group: hosts_of_jobs(nodes, self.slots.get(group, 0), asks[group])
                 for group, nodes in self._core.ranges.items()}
 
     @property
@@ -79,7 +79,7 @@ class GroupSizes:
     def _asks(self) -> dict[str, list[JobAsk]]:
         """Return what each group's jobs ask for. The job of the Ray cluster has what waits there in its place."""
         asking = [j for j in self._live if not j.record.cancelled and j.spec.kind != RAY_KIND]
-        return by_group([_ask(j) for j in asking], self._core.ranges, self._slots)
+        return by_group([_ask(j) for j in asking], self._core.ranges, self.slots)
 
     def _follows_demand(self, group: str, nodes: Nodes) -> bool:
         return follows_demand(nodes, self.outside.wished.get(group))
@@ -92,13 +92,13 @@ class GroupSizes:
         found: dict[str, int] = {}
         for view in self._core.views():
             found[view.host.group] = min(view.slots, found.get(view.host.group, view.slots))
-        self._slots |= found
+        self.slots |= found
 
     @property
     def unknown(self) -> list[str]:
         """Groups that show no number of slots: they have had no host, and offers were not read."""
         self._read_slots()
-        return [group for group in self._core.ranges if not self._slots.get(group)]
+        return [group for group in self._core.ranges if not self.slots.get(group)]
 
     def read_offers(self, provider: Provider) -> None:
         """Read the slots per host of unknown groups from offers; called in the provider's thread."""
@@ -106,7 +106,7 @@ class GroupSizes:
         for part in (p for p in self._core.boot.spec.parts if p.name in unknown):
             needs = (replace(need, max_micros_h=0) for need in part.any_of)
             self.offered[part.name] = found = tuple(o for need in needs for o in provider.offers(need))
-            self._slots[part.name] = min((o.slots for o in found), default=0)
+            self.slots[part.name] = min((o.slots for o in found), default=0)
 
 
 def _ask(job: ManagedJob) -> JobAsk:

@@ -92,7 +92,7 @@ class HostController:
                                       scout=isinstance(provider, ManagedResources))
         self._released: frozenset[str] = frozenset()
         self._busy: frozenset[str] = frozenset()
-        self.groups = GroupSizes(core)
+        self._groups = GroupSizes(core)
         self._aimed: tuple[int, ...] = ()  # number of hosts of each group that the last tick aimed at; empty: none
         self._limited = isinstance(provider, ManagedResources)
         self._events = CloudEventListener(
@@ -124,8 +124,8 @@ class HostController:
         released = frozenset(n for n, v in views.items()
                              if v.host.state is HostState.DRAINING and n not in held and not v.workers
                              and not self._core.unsent.holds(n) and n not in unknown)
-        self._busy = frozenset(held) | self.groups.outside.busy
-        self.groups.note(self._busy, time.monotonic())
+        self._busy = frozenset(held) | self._groups.outside.busy
+        self._groups.note(self._busy, time.monotonic())
         if released - self._released or self._aim() != self._aimed:
             self._core.tick_soon()
         self._released = released
@@ -246,19 +246,28 @@ class HostController:
     @property
     def sizes(self) -> dict[str, GroupHosts]:
         """The number of hosts that each group should have, unless the fleet goes down."""
-        return self.groups.sizes(time.monotonic())
+        return self._groups.sizes(time.monotonic())
+
+    @property
+    def slots(self) -> dict[str, int]:
+        """The slots of the smallest host of each group, as seen or offered; none where that is not known yet."""
+        return self._groups.slots
+
+    @property
+    def groups(self) -> GroupSizes:
+        return self._groups
 
     def wish(self, outside: OutsideDemand) -> None:
         """Take the newest demand besides that of jobs; the next tick follows it."""
-        if outside != self.groups.outside:
-            self.groups.outside = outside
+        if outside != self._groups.outside:
+            self._groups.outside = outside
             self._core.tick_soon()
 
     async def _ask_for_slots(self) -> None:
         """Read the slots per host from offers, while there is no host that shows them."""
-        if self.groups.unknown:
+        if self._groups.unknown:
             with suppress(SpotfleetError, OSError):  # the tick reports a cloud that does not answer
-                await self._call(lambda: self.groups.read_offers(self._provider))
+                await self._call(lambda: self._groups.read_offers(self._provider))
 
     def _aim(self) -> tuple[int, ...]:
         return () if self._shutdown.why else tuple(size.hosts for size in self.sizes.values())
@@ -288,7 +297,7 @@ class HostController:
         settle_until = self._core.unix() + max(0.0, self._settle_until - now)
         boots = {n: boot for n in joined if (boot := connections[n].report.boot) is not None}
         return Observed(joined, notices, self._released, dict(self._core.drains), self._busy,
-                        settle_until, self._unsent(now), boots, self.groups.idle(now))
+                        settle_until, self._unsent(now), boots, self._groups.idle(now))
 
     def _unsent(self, now: float) -> dict[str, float]:
         """Return how many more seconds draining hosts may stay for results that have not arrived."""

@@ -38,4 +38,4 @@ def job_status(job: ManagedJob, now: float) -> JobStatus:
         outside=record.outside, hint=record.hint if ended else job.outside.hint, tail=failures.clauses(record.tail),
         kind=spec.kind_of, restarts=record.restarts, exit_status=record.exit_status,
         folder_age_s=max(0.0, now - record.saved_at) if record.saved_at else None,
-        priority=spec.priority, hosts=0 if ended else len(job.workers.hosts()))
+        priority=spec.priority, hosts=0 if ended else len(job.workers.hosts()), group=spec.group)

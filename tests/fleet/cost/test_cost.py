@@ -345,7 +345,7 @@ def test_a_report_travels_as_json_and_csv():
     assert data["lines"][0] == {
         "host": "f-0", "role": "worker", "pool": SPOT.pool, "market": "spot", "started_at": 0.0, "ended_at": 100.5,
         "taken": True, "seconds": 101, "micros": 1010, "on_demand_micros": 3030, "dollars": "0.001010",
-        "on_demand_dollars": "0.003030"}
+        "on_demand_dollars": "0.003030", "group": ""}
     assert data["jobs"][0]["dollars_per_1000_steps"] is None
     text = io.StringIO()
     csv.writer(text).writerows(csv_rows(bill))
