@@ -74,6 +74,7 @@ def _state(inputs: StatusInput) -> tuple[str, str]:
     if not for_now and target < inputs.nodes.target:
         for_now = f" (target {inputs.nodes.target}: jobs need no more now)"
     ups = f"{up} of {target} hosts are up" if target != 1 else f"{up or 'no'} host is up"
+    ups = f"{counted(up, 'host')} up, {target} needed" if up > target else ups
     ups = ups if up or target else "no host is up and none is needed"
     why = "; ".join(w for w in (ups + for_now, inputs.waits) if w)
     return "up" if up >= target else "degraded", why

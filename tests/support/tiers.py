@@ -22,6 +22,7 @@ TIERS = {
 PLACES = {
     "tests/attack/": "attack",
     "tests/dispatcher/jobs/test_several_jobs.py": "engines",  # seconds of a daemon with agents
+    "tests/dispatcher/cloud/test_groups.py": "engines",  # the same
     "tests/dispatcher/live/test_slow_hosts.py": "engines",
     "tests/dispatcher/cloud/test_demand_hosts.py": "engines",
     "tests/dispatcher/checkpoints/test_hosts_write_fleet.py": "engines",  # the same

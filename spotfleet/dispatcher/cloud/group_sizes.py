@@ -38,32 +38,51 @@ class GroupSizes:
         self._idle = IdleTime()
 
     def note(self, busy: frozenset[str], now: float) -> None:
-        """Record which hosts work; `now` is monotonic."""
-        names = [h.request_id for h in self._core.journal.state.hosts if h.role is Role.WORKER and h.counts]
-        self._idle = self._idle.after(names, busy | self.outside.busy, now)
+        """Record which hosts work; `now` is monotonic. While all hosts of a group are needed, none of them is idle."""
+        if not any(self._follows_demand(group, nodes) for group, nodes in self._core.ranges.items()):
+            return
+        needed, hosts = self.sizes(now, needed_only=True), self._hosts()
+        working = busy | self.outside.busy
+        for group, own in hosts.items():
+            if needed[group].hosts >= len(own):
+                working |= frozenset(own)
+        self._idle = self._idle.after([name for own in hosts.values() for name in own], working, now)
+
+    def _hosts(self) -> dict[str, list[str]]:
+        """Return the hosts of each group that do not leave."""
+        found: dict[str, list[str]] = {group: [] for group in self._core.ranges}
+        for host in self._core.journal.state.hosts:
+            if host.role is Role.WORKER and host.counts and host.group in found:
+                found[host.group].append(host.request_id)
+        return found
 
     def idle(self, now: float) -> dict[str, float]:
         """Return the hosts that have been idle for as long as their group allows, with the seconds."""
-        ranges, state, found = self._core.ranges, self._core.journal.state, {}
-        for group, nodes in ranges.items():
+        hosts, found = self._hosts(), {}
+        for group, nodes in self._core.ranges.items():
             if self._follows_demand(group, nodes):
                 over = self._idle.over(nodes.idle_s, now)
-                found.update({h.request_id: over[h.request_id] for h in state.hosts
-                              if h.request_id in over and (h.group == group or len(ranges) == 1)})
+                found.update({h: over[h] for h in hosts[group] if h in over and h not in self.outside.busy})
         return found
 
-    def sizes(self, now: float) -> dict[str, GroupHosts]:
-        """Return the number of hosts that each group should have, in the order of the fleet file."""
+    def sizes(self, now: float, *, needed_only: bool = False) -> dict[str, GroupHosts]:
+        """Return the number of hosts that each group should have, in the order of the fleet file; with `needed_only`
+        without those that are only not idle for long enough."""
         self.refresh()
         self._read_slots()
         core, state = self._core, self._core.journal.state
         live, asks = self._live, self._asks()
-        going = self.idle(now).keys() | core.drains.keys()
-        return {group: demanded(nodes, self.slots.get(group, 0), asks[group], self.outside.wished.get(group),
-                                in_use(state, group, going)) if self._follows_demand(group, nodes)
-                else GroupHosts(target(nodes, self.slots.get(group, 0) or 1,
-                                       [j for j in live if j.spec.group in ("", group)], self._next_resize()))
-                for group, nodes in core.ranges.items()}
+        going = set() if needed_only else self.idle(now).keys() | core.drains.keys()
+        found: dict[str, GroupHosts] = {}
+        for group, nodes in core.ranges.items():
+            slots = self.slots.get(group, 0)
+            if self._follows_demand(group, nodes):
+                kept = 0 if needed_only else in_use(state, group, going)
+                found[group] = demanded(nodes, slots, asks[group], self.outside.wished.get(group), kept)
+            else:
+                jobs = [j for j in live if j.spec.group in ("", group)]
+                found[group] = GroupHosts(target(nodes, slots or 1, jobs, self._next_resize()))
+        return found
 
     def of_jobs(self) -> dict[str, int]:
         """Return the hosts that jobs need of each group, if all groups follow demand."""
