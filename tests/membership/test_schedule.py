@@ -111,7 +111,8 @@ def test_a_ray_cluster_gives_what_it_can_spare_and_ends_where_that_is_not_enough
     ray = need("ray", 1, 4, 1, yields=True, shrinks=True, per_host=True)
     held = {"ray": ("h1", "h2", "h3")}
     spare = allocate([URGENT, ray], hosts("h1", "h2", "h3"), held)
-    assert spare.held == {"urgent": ("h3", "h2"), "ray": ("h1",)} and set(spare.shrunk) == {"ray"} and not spare.preempted
+    assert spare.held == {"urgent": ("h3", "h2"), "ray": ("h1",)}
+    assert set(spare.shrunk) == {"ray"} and not spare.preempted
     whole = allocate([need("u", 3, 3, 0, priority=5, takes=True), ray], hosts("h1", "h2", "h3"), held)
     assert set(whole.held) == {"u"} and sorted(whole.held["u"]) == ["h1", "h2", "h3"]
     assert set(whole.preempted) == {"ray"} and not whole.shrunk

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import signal
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,9 +21,11 @@ import pytest
 from spotfleet.api import Fleet, Job
 from spotfleet.api.ray_cluster import RayStart
 from spotfleet.errors import UsageError
-from spotfleet.protocol.ray_cluster import RayNode, RayStatus
+from spotfleet.protocol.ray_cluster import RayNode, RayStatus, folder_of
 from spotfleet.providers.local import LocalCloud
+from spotfleet.ray.cluster.processes import MARK
 from spotfleet.version import install
+from tests.conftest import RUN_MARK
 from tests.support.e2e.e2e_stage import COUNTING, Stage, hosts, trains, wait_for
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -62,6 +64,7 @@ class RayStage:
     fleet: Fleet
     up_s: float = 0.0  # from `ray start` until three raylets had joined
     jobs: list[Job] = field(default_factory=list)
+    folders: list[Path] = field(default_factory=list)  # of the cluster, on this machine
 
     @property
     def status(self) -> RayStatus:
@@ -80,30 +83,22 @@ class RayStage:
         return [e["why"] for e in self.fleet.events() if e["kind"] == "JobChanged" and e["job"].startswith("ray")]
 
     def left(self) -> list[str]:
-        """Processes of Ray that this test's fleet has started, and folders of its cluster."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                ours = process.environ().get("SPOTFLEET_HOME", "") == str(self.stage.home)
-                line = " ".join(process.cmdline())
-                if ours and ("SPOTFLEET_RAY_FOLDER" in process.environ() or HEAD in line or RAYLET in line):
-                    found.append(line[:100])
-            except psutil.Error:
-                continue  # ended meanwhile, or not ours
-        return found + [str(p) for p in Path("/tmp").glob("sfr-*") if p in self.folders]
-
-    folders: list[Path] = field(default_factory=list)
+        """Processes and folders of the cluster on this machine."""
+        running = [" ".join(p.cmdline())[:100] for p in [*processes(), *processes(HEAD), *processes(RAYLET)]]
+        return running + [str(p) for p in self.folders if p.exists()]
 
 
-def processes(module: str, home: Path) -> list[psutil.Process]:
-    """The processes of a module of ours in this test's fleet."""
+def processes(module: str = "") -> list[psutil.Process]:
+    """The processes of a module of ours that this test run has started; without one, those of Ray in its fleets."""
     found = []
     for process in psutil.process_iter():
         try:
-            if module in process.cmdline() and process.environ().get("SPOTFLEET_HOME") == str(home):
+            variables = process.environ()
+            if variables.get(RUN_MARK) == os.environ[RUN_MARK] and (
+                    module in process.cmdline() if module else MARK in variables):
                 found.append(process)
         except psutil.Error:
-            continue
+            continue  # ended meanwhile, or not ours
     return found
 
 
@@ -117,7 +112,7 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayStage]:
     for name, text in {"asks.py": ASKS, "holds.py": HOLDS, "counting.py": COUNTING,
                        "beside.py": "def square(x):\n    return x * x\n"}.items():
         (work / name).write_text(text)
-    before = set(Path("/tmp").glob("sfr-*"))
+    folders: list[Path] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPOTFLEET_HOME", str(home))
         patch.setenv("SPOTFLEET_LOCAL_OWNER_PID", str(os.getpid()))
@@ -127,12 +122,22 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayStage]:
             found = RayStage(stage, stage.fleet("ring", least=1, target=3, more="ray: {object_store: 0.02}"))
             began = time.monotonic()
             stage.cli("ray", "start", "-d")
+            secrets = next(home.glob("local/hosts/*/jobs/*/secrets.json"))
+            found.folders = folders = [Path(folder_of(json.loads(secrets.read_text())["RAY_AUTH_TOKEN"]))]
             found.wait_for_nodes(3)
             found.up_s = time.monotonic() - began
-            found.folders = [p for p in Path("/tmp").glob("sfr-*") if p not in before]
             yield found
         finally:
+            show(home)
             LocalCloud(home).shutdown()
+            for folder in folders:  # its processes have ended with their machines
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def show(home: Path) -> None:
+    """Print the logs of head and raylets, for a test that fails."""
+    for log in sorted([*home.glob("local/hosts/*/ray.log"), *home.glob("local/hosts/*/jobs/*/workers/*/log")]):
+        print(f"---- {log.relative_to(home)}", *log.read_text().splitlines()[-25:], sep="\n")
 
 
 def test_a_submitted_script_uses_all_hosts_with_its_modules_and_its_exit_status_comes_back(ring: RayStage):
@@ -148,7 +153,7 @@ def test_a_submitted_script_uses_all_hosts_with_its_modules_and_its_exit_status_
 
 
 def test_the_token_is_on_no_command_line_and_not_in_the_home_folder(ring: RayStage):
-    token = next(p for p in processes(RAYLET, ring.stage.home)).environ()["RAY_AUTH_TOKEN"]
+    token = processes(RAYLET)[0].environ()["RAY_AUTH_TOKEN"]
     lines = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
     assert len(token) == 64 and not [line for line in lines if token in line]
     kept = Path("~/.ray/auth_token").expanduser()
@@ -184,10 +189,8 @@ def test_a_job_of_a_higher_priority_gets_a_host_of_ray_and_none_is_held_by_both(
 
 def test_training_goes_on_when_the_head_is_killed_and_raylets_join_the_next_head(ring: RayStage):
     job = ring.jobs[0]
-    servers = [p for p in psutil.process_iter(["name"]) if p.info["name"] == "gcs_server"
-               and p.environ().get("SPOTFLEET_HOME") == str(ring.stage.home)]
     step = job.status().version
-    servers[0].send_signal(signal.SIGKILL)
+    next(p for p in processes() if p.name() == "gcs_server").kill()
     wait_for("the loss in `status`", lambda: not ring.nodes() or (ring.status.report and ring.status.report.starts > 1))
     wait_for("the next head", lambda: ring.status.report is not None and ring.status.report.starts == 2, LIMIT_S)
     ring.wait_for_nodes(2)
@@ -198,7 +201,7 @@ def test_training_goes_on_when_the_head_is_killed_and_raylets_join_the_next_head
 
 def test_nothing_of_ray_is_left_after_stop_although_parts_of_it_were_killed(ring: RayStage):
     for module in (HEAD, RAYLET):
-        processes(module, ring.stage.home)[0].kill()
+        processes(module)[0].kill()
     ring.stage.cli("ray", "stop")
     wait_for("an end of all of it", lambda: not ring.left())
     assert not ring.status.job and trains(ring.jobs[0], 1)

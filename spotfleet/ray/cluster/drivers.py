@@ -3,6 +3,7 @@
     FOLDER/start.json   DriverStart: command and environment, 0600
     FOLDER/work/        the working directory as it was shipped
     FOLDER/log          its output
+    FOLDER/begun        once it has been started: it is never started twice
     FOLDER/exit         its exit status, once it has ended
 
 A driver has the highest score of the kernel's out-of-memory killer: the dispatcher beside it must live.
@@ -25,6 +26,7 @@ from spotfleet.storage import atomic, json_file
 
 log = logging.getLogger("spotfleet.ray")
 END_S = 5.0  # from SIGTERM to SIGKILL
+LOST = 137  # as a shell reports SIGKILL: it ended with the supervisor that started it
 
 
 class Drivers:
@@ -38,11 +40,15 @@ class Drivers:
         """Start the drivers that are new, and end those that are not wanted any more."""
         for folder in wanted:
             if folder not in self._running and not (Path(folder) / "exit").exists():
-                self._start(Path(folder))
+                self._start(Path(folder))  # or, after the loss of an earlier supervisor, record its end
         for folder in [f for f, p in self._running.items() if f not in wanted and p.poll() is None]:
             threading.Thread(target=_end, args=(self._running[folder],), daemon=True).start()
 
     def _start(self, folder: Path) -> None:
+        if (folder / "begun").exists():
+            (folder / "exit").write_text(str(LOST))
+            return
+        (folder / "begun").touch()
         try:
             given = from_json(DriverStart, json_file.read(folder / "start.json"))
             descriptor = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -43,7 +43,7 @@ class HeadSupervisor:
         self.address = env[HEAD_AT]
         self.folder = processes.make(Path(folder_of(env[TOKEN])))
         self._env = processes.environment(env, self.folder / "h") | AUTH
-        self._dashboard = start.DASHBOARD if start.has_dashboard() and not self.address.startswith("127.") else 0
+        self._dashboard = start.DASHBOARD if start.has_dashboard() and not start.shares_machine(self.address) else 0
         self.report = RayReport(RayState(False, problem="the head starts"), ray=start.ray_version(),
                                 python=start.python_version(), dashboard=self._dashboard)
         self.wish = RayWish()
@@ -137,7 +137,7 @@ class HeadSupervisor:
             self._note(replace(self.report, state=RayState(
                 False, problem=f"Ray is not installed on the dispatcher's machine: {install('ray')}")))
             await asyncio.Event().wait()
-        env, folder = self._env | start.HEAD_ONLY, self.folder / "h"
+        env, folder = self._env | start.head_settings(self.address.rpartition(":")[0]), self.folder / "h"
         while True:
             processes.make(folder)
             process = await asyncio.create_subprocess_exec(

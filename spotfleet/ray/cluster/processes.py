@@ -31,8 +31,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def make(folder: Path) -> Path:
-    """Make a folder that only we can enter."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Make a folder that only we can enter. Ray opens the folder that it is given to everybody: it lies in one of ours.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise UsageError(f"{folder} is not a folder of ours", hint="remove it")

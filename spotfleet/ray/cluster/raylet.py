@@ -59,6 +59,7 @@ class RayletSupervisor:
 
     def run(self) -> int:
         """Run until `stop`."""
+        processes.make(self._folder.parent)
         processes.make(self._folder)
         try:
             while not self._over.is_set():

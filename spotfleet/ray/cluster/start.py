@@ -20,7 +20,7 @@ DASHBOARD = 8265
 LEAST_STORE = 80 << 20  # Ray refuses less than 75 MiB
 HEALTH = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "2000",
           "RAY_health_check_failure_threshold": "3"}  # a lost node is found within 3 to 9 s; Ray's own values: a minute
-HEAD_ONLY = {**HEALTH, "RAY_memory_monitor_refresh_ms": "0"}  # it would kill drivers, and count the dispatcher's memory
+NO_MONITOR = {"RAY_memory_monitor_refresh_ms": "0"}  # it would kill drivers, and count the dispatcher's memory
 DASHBOARD_NEEDS = ("aiohttp_cors", "opencensus", "prometheus_client")  # `ray[default]` brings them
 
 
@@ -32,6 +32,17 @@ class Node:
     cpus: int
     gpus: int
     store_bytes: int
+
+
+def shares_machine(ip: str) -> bool:
+    """Return whether hosts with such addresses are processes of one machine."""
+    return ip.startswith("127.")
+
+
+def head_settings(ip: str) -> dict[str, str]:
+    """Return the variables of the head alone. Raylets that share one machine's processors may be slow to answer all at
+    once, so that Ray's own patience stays."""
+    return NO_MONITOR if shares_machine(ip) else {**HEALTH, **NO_MONITOR}
 
 
 def ray_version() -> str:
@@ -69,7 +80,7 @@ def raylet(address: str, ip: str, folder: str, node: Node) -> list[str]:
 def _start(ip: str, folder: str) -> list[str]:
     begin = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--node-ip-address={ip}",
              f"--temp-dir={folder}"]
-    if ip.startswith("127."):
+    if shares_machine(ip):
         return [*begin, "--min-worker-port=0", "--max-worker-port=0"]
     return [*begin, *(f"--{name}={port}" for name, port in FIXED.items()), f"--min-worker-port={FIRST_WORKER}",
             f"--max-worker-port={LAST_WORKER}"]
