@@ -24,6 +24,7 @@ PLACES = {
     "tests/dispatcher/jobs/test_several_jobs.py": "engines",  # seconds of a daemon with agents
     "tests/dispatcher/cloud/test_groups.py": "engines",  # the same
     "tests/dispatcher/live/test_slow_hosts.py": "engines",
+    "tests/dispatcher/cloud/test_demand_hosts.py": "engines",
     "tests/dispatcher/checkpoints/test_hosts_write_fleet.py": "engines",  # the same
     "tests/providers/aws/": "clouds",
     "tests/providers/aws/test_aws_gang_machines.py": "machines",
