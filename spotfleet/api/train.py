@@ -170,6 +170,10 @@ def inside(script: Path, workdir: Path) -> str:
     """Return the script's path relative to the working directory; it is searched in the current directory first."""
     scripts.refuse_fleet_file(str(script))
     found = next((p.resolve() for p in (script, workdir / script) if p.is_file()), None)
+    if found is None and str(script).startswith("-"):
+        raise UsageError(f"train has no option {script}",
+                         hint="`spotfleet train --help` lists them; -c FLEET names the fleet; the script's own options "
+                              "come after it")
     if found is None:
         raise UsageError(f"there is no script {script}",
                          hint=f"looked for it here and in the working directory {workdir}")
