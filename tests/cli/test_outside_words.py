@@ -48,6 +48,9 @@ def test_a_failed_job_names_what_to_try_once():
         succeeded(failed)
     assert raised.value.hint == "to train together: ...; all output: `spotfleet logs train-1`"
     with pytest.raises(JobFailed) as raised:
+        succeeded(failed, " -c demo")
+    assert raised.value.hint.endswith("`spotfleet logs train-1 -c demo`")
+    with pytest.raises(JobFailed) as raised:
         succeeded(replace(failed, why=f"the script failed: {DONE.hint}"))
     assert raised.value.hint == "all output: `spotfleet logs train-1`"
 
