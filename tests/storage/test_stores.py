@@ -12,6 +12,7 @@ from spotfleet.storage import object_store
 from spotfleet.storage.folder import FolderStore
 from spotfleet.storage.object_store import ObjectStore
 from spotfleet.storage.store import DurableStore, UnsafeKey
+from tests.support.fakes import cloud_storage
 from tests.support.fakes.cloud_storage import CloudStorage
 
 DATA = b"0123456789"
@@ -92,15 +93,86 @@ def test_no_key_leads_out_of_a_store(store: DurableStore):
 
 def test_a_large_object_goes_to_google_in_parts_and_one_that_breaks_off_leaves_none(google: CloudStorage):
     store, block = ObjectStore("gs://spot/runs"), bytes(1 << 20)
-    assert store.put("whole", [block] * 6) == hashlib.sha256(block * 6).hexdigest()
+    assert store.put("whole", [block] * 9) == hashlib.sha256(block * 9).hexdigest()
     assert sorted(url.partition("?")[2].partition("&")[0] for method, url in google.requests if method == "PUT") == [
         "partNumber=1", "partNumber=2"]
-    with pytest.raises(OSError, match="instead of 7"):
-        store.put("broken", [block] * 6, size=7)
+    with pytest.raises(OSError, match="instead of 10"):
+        store.put("broken", [block] * 9, size=10)
     store.put("empty", [])
     assert {key: len(held.content) for key, held in google.objects.items()} == {
-        ("spot", "runs/whole"): 6 << 20, ("spot", "runs/empty"): 0}
+        ("spot", "runs/whole"): 9 << 20, ("spot", "runs/empty"): 0}
     assert google.uploads == {}
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of a kilobyte, for us and for the fake."""
+    for module, name in ((object_store, "PART_BYTES"), (object_store, "MIB"), (cloud_storage, "LEAST_PART_BYTES")):
+        monkeypatch.setattr(module, name, 1 << 10)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_large_object_has_parts_so_large_that_their_number_is_allowed(google: CloudStorage, monkeypatch):
+    google.most_parts = 3
+    monkeypatch.setattr(object_store, "MOST_PARTS", 3)
+    store = ObjectStore("gs://spot/runs")
+    store.put("whole", [b"content!"] * 512, size=1 << 12)  # four parts of the usual size
+    assert google.objects["spot", "runs/whole"].content == b"content!" * 512
+
+
+def test_84_gb_of_one_rank_go_in_fewer_than_10000_parts():
+    for size in (0, 1, 8 << 20, 80_000 << 20, (80_000 << 20) + 1, 84 * 10**9, 5 << 40, 48 << 40):
+        part = object_store.part_bytes(size)
+        assert 5 << 20 <= part <= 5 << 30 and -(-size // part) <= 10_000
+    assert object_store.part_bytes(None) == object_store.part_bytes(1) == object_store.PART_BYTES
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_an_upload_whose_last_answer_is_lost_is_stored_and_an_older_object_is_not_taken_for_it(google: CloudStorage):
+    store, content = ObjectStore("gs://spot/runs"), [b"content!"] * 200
+    google.lose("POST", "uploadId")
+    assert store.put("whole", content) == hashlib.sha256(b"".join(content)).hexdigest()
+    assert google.objects["spot", "runs/whole"].content == b"".join(content)
+
+    def ended_by_a_rule() -> Iterator[bytes]:
+        yield from [b"another!"] * 200
+        google.uploads.clear()
+
+    with pytest.raises(OSError, match="not found"):
+        store.put("whole", ended_by_a_rule())
+    assert b"".join(store.get("whole")) == b"".join(content)
+
+
+def test_a_small_object_is_one_request(google: CloudStorage):
+    store = ObjectStore("gs://spot/runs")
+    store.put("small", [DATA])
+    assert [method for method, url in google.requests if url.endswith("small")] == ["PUT"]
+    google.requests.clear()
+    assert b"".join(store.get("small")) == DATA
+    assert [method for method, _ in google.requests] == ["GET"]
+
+
+def test_a_large_object_comes_in_pieces_none_of_which_takes_longer_than_a_request_may(google, monkeypatch):
+    """obstore's limit of time holds for a whole answer, and for all its repetitions together."""
+    monkeypatch.setattr(object_store, "PIECE_BYTES", 1 << 12)
+    content = hashlib.shake_128(b"content").digest((1 << 16) + 5)
+    google.put("spot", "runs/large", content)
+    google.breaks_after = 1 << 12
+    store = ObjectStore("gs://spot/runs")
+    assert b"".join(store.get("large")) == content
+    assert b"".join(store.get("large", start=5000, end=60_000)) == content[5000:60_000]
+    assert len(google.requests) == 17 + 14
+
+
+def test_an_object_that_is_replaced_while_it_is_read_gives_no_mixture(google: CloudStorage, monkeypatch):
+    monkeypatch.setattr(object_store, "PIECE_BYTES", 4)
+    monkeypatch.setattr(object_store, "STREAMS", 1)
+    google.put("spot", "runs/a", DATA)
+    reading = ObjectStore("gs://spot/runs").get("a")
+    assert next(reading) == b"0123"
+    google.put("spot", "runs/a", b"abcdefghij")
+    with pytest.raises(OSError, match="was changed while it was read"):
+        list(reading)
 
 
 ACTS = {"put": lambda store: store.put("a", [DATA]), "get": lambda store: [*store.get("a")],
