@@ -1,7 +1,7 @@
 """Access to object stores for checkpoints and `file_mounts`, through obstore, which is imported on first use.
 
 The store's own settings (region, endpoint, credentials) come from the environment, as obstore reads it: AWS_*,
-GOOGLE_*, AZURE_*. Workers import it too.
+GOOGLE_*, AZURE_*; the region of a bucket on S3 from S3 (`s3.py`). Workers import it too.
 
 obstore ends a request after 30 s (AWS_TIMEOUT and the like), whole answer included, and its repetitions after three
 minutes. So objects are read in pieces, several at once, and written in parts. S3 and Google Cloud Storage take 10,000
@@ -14,6 +14,7 @@ import errno
 import hashlib
 import importlib
 import itertools
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
+from spotfleet.storage import s3
 from spotfleet.storage.schemes import SCHEMES
 from spotfleet.storage.store import StoreEntry, check_key
 
@@ -44,6 +46,8 @@ def open_store(url: str, **settings: Any) -> tuple[Any, str]:
         return _memory.setdefault(root, stores.MemoryStore()), prefix
     if scheme == "file":
         return stores.LocalStore(prefix=rest, mkdir=True), ""
+    if scheme == "s3":
+        settings = s3.settings(url) | settings
     return stores.from_url(url, **settings), ""
 
 
@@ -202,7 +206,9 @@ def refusal(url: str, error: BaseException) -> str:
         return found
     if "RequestTimeTooSkewed" in text:  # this machine's clock is wrong
         return ""
-    if any(word in text for word in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")):
+    if found := _on_s3(url, text):
+        return found
+    if any(word in text for word in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken")):
         return f"the credentials are refused: check {_credentials(scheme)}"
     if isinstance(error, PermissionError) or kind in ("PermissionDeniedError", "UnauthenticatedError"):
         return denied
@@ -214,6 +220,25 @@ def refusal(url: str, error: BaseException) -> str:
         return f"there is nothing at {url}"
     if kind in ("InvalidPathError", "NotSupportedError", "UnknownConfigurationKeyError"):
         return text.partition("\n")[0]
+    return ""
+
+
+def _on_s3(url: str, text: str) -> str:
+    """Explain what only S3 answers; "" for another error."""
+    if "redirect without LOCATION" in text or "AuthorizationHeaderMalformed" in text:
+        return s3.other_region(url)
+    if "ExpiredToken" in text:
+        return ("the credentials have expired: keys with an AWS_SESSION_TOKEN hold for hours; use the machine's role, "
+                "or the key of an IAM user")
+    if found := re.search(r"\bkms:\w+", text) or re.search(r"<Code>KMS\.\w+", text):
+        return (f"the KMS key that encrypts {url} cannot be used ({found.group().removeprefix('<Code>')}): allow the "
+                "machine's role kms:GenerateDataKey and kms:Decrypt, in its policy and in the key's")
+    if "InvalidObjectState" in text:
+        return (f"the object at {url} is archived (Glacier): restore it first, or take the prefix out of that "
+                "lifecycle rule")
+    if "Object Lock parameters" in text:
+        return (f"the bucket of {url} has Object Lock, which needs checksums: set AWS_CHECKSUM_ALGORITHM to sha256 "
+                "under `envs`")
     return ""
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from spotfleet.storage import object_store
+from spotfleet.storage import object_store, s3
 from spotfleet.storage.folder import FolderStore
 from spotfleet.storage.object_store import ObjectStore
 from spotfleet.storage.store import DurableStore, UnsafeKey
@@ -200,6 +202,91 @@ def test_a_bucket_that_google_has_not_is_named(google: CloudStorage):
     for act in ("put", "list"):
         with pytest.raises(OSError, match=r"^there is no bucket 'other' "):
             ACTS[act](ObjectStore("gs://other/a"))
+
+
+S3_REFUSES = {
+    "Received redirect without LOCATION, this normally indicates an incorrectly configured region":
+        "bucket 'b' is in region eu-west-1, not in us-west-2: set AWS_REGION to the bucket's region under `envs`",
+    "400 Bad Request: <Error><Code>AuthorizationHeaderMalformed</Code><Message>the region 'us-west-2' is wrong":
+        "bucket 'b' is in region eu-west-1, not in us-west-2: set AWS_REGION to the bucket's region under `envs`",
+    "400 Bad Request: <Error><Code>ExpiredToken</Code>": "the credentials have expired: ",
+    "403 Forbidden: <Error><Code>AccessDenied</Code><Message>User: arn:aws:sts::1:assumed-role/x/i-1 is not authorized "
+    "to perform: kms:GenerateDataKey on resource: arn:aws:kms:us-east-1:1:key/x":
+        "the KMS key that encrypts s3://b/p cannot be used (kms:GenerateDataKey): ",
+    "400 Bad Request: <Error><Code>KMS.DisabledException</Code>":
+        "the KMS key that encrypts s3://b/p cannot be used (KMS.DisabledException): ",
+    "403 Forbidden: <Error><Code>InvalidObjectState</Code>": "the object at s3://b/p is archived (Glacier): ",
+    "400 Bad Request: <Error><Code>InvalidRequest</Code><Message>Content-MD5 OR x-amz-checksum- HTTP header is required"
+    " for Put Object requests with Object Lock parameters": "the bucket of s3://b/p has Object Lock, ",
+    "403 Forbidden: <Error><Code>AccessDenied</Code>": "access is denied: ",
+    "503 Service Unavailable: <Error><Code>SlowDown</Code>": "",
+}
+
+
+@pytest.mark.parametrize("text", S3_REFUSES)
+def test_what_s3_refuses_is_explained_by_its_reason(monkeypatch, text: str):
+    monkeypatch.setattr(s3, "region_of", lambda bucket: "eu-west-1")
+    monkeypatch.setenv("AWS_REGION", "us-west-2")
+    found = object_store.refusal("s3://b/p", PermissionError(text) if "403" in text else OSError(text))
+    assert found.startswith(S3_REFUSES[text]) and bool(found) == bool(S3_REFUSES[text])
+
+
+@pytest.fixture
+def s3_anywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """S3 as it answers to anybody, in the environment of a machine that has no settings."""
+    asked: list[str] = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            asked.append(self.path)
+            status, region = {"/here": (403, "us-east-1"), "/far.away": (301, "eu-west-1")}.get(self.path, (404, ""))
+            self.send_response(status)
+            if region:
+                self.send_header("x-amz-bucket-region", region)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    for name in (*s3.REGION, *s3.ENDPOINT):
+        monkeypatch.delenv(name, raising=False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.005,))
+        thread.start()
+        monkeypatch.setattr(s3, "ANYWHERE", f"http://127.0.0.1:{server.server_port}")
+        yield asked
+        server.shutdown()
+        thread.join()
+
+
+def test_the_region_of_a_bucket_is_looked_up_once_where_no_setting_names_it(s3_anywhere: list[str], monkeypatch):
+    pytest.importorskip("obstore")
+
+    def region(url: str) -> object:
+        return object_store.open_store(url)[0].config.get("region")
+
+    assert [region("s3://far.away/runs"), region("s3://far.away/other"), region("s3://here")] == [
+        "eu-west-1", "eu-west-1", "us-east-1"]
+    assert region("s3://nobodys") is None
+    assert s3_anywhere == ["/far.away", "/here", "/nobodys"]
+    monkeypatch.setenv("AWS_REGION", "ap-south-1")
+    assert region("s3://elsewhere/runs") is None  # obstore reads it
+    monkeypatch.delenv("AWS_REGION")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # another server than S3
+    assert region("s3://elsewhere/runs") is None and "/elsewhere" not in s3_anywhere
+    assert "bucket 'far.away' is in region eu-west-1: set" in s3.other_region("s3://far.away/runs")
+
+
+def test_where_s3_does_not_answer_it_is_not_asked_at_each_checkpoint(monkeypatch):
+    asked: list[str] = []
+
+    def away(_address: str, bucket: str) -> str:
+        asked.append(bucket)
+        raise TimeoutError
+
+    monkeypatch.setattr(s3, "_asked", away)
+    monkeypatch.setattr(s3, "_asked_next", 0.0)
+    assert [s3.region_of("a"), s3.region_of("a"), s3.region_of("b")] == ["", "", ""] and asked == ["a"]
 
 
 def test_a_request_refused_for_this_machines_clock_may_pass_on_another():
