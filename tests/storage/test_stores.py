@@ -289,5 +289,26 @@ def test_where_s3_does_not_answer_it_is_not_asked_at_each_checkpoint(monkeypatch
     assert [s3.region_of("a"), s3.region_of("a"), s3.region_of("b")] == ["", "", ""] and asked == ["a"]
 
 
+def test_a_laptop_reads_a_bucket_with_the_credentials_of_its_profile(tmp_path: Path, monkeypatch):
+    pytest.importorskip("obstore")
+    for name in (*s3.KEYS, *s3.FILES, "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    assert "credential_provider" not in s3.settings("s3://b/p")  # a machine with a role: obstore asks for it
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/credentials").write_text("".join(
+        f"[{name}]\naws_access_key_id = AKIA{name}\naws_secret_access_key = s\n" for name in ("default", "lab")))
+    assert s3.settings("s3://b/p")["credential_provider"]()["access_key_id"] == "AKIAdefault"
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    assert s3.settings("s3://b/p")["credential_provider"]()["access_key_id"] == "AKIAlab"
+    assert ObjectStore("s3://b/p")  # obstore takes it
+    monkeypatch.setenv("AWS_PROFILE", "nobodys")
+    with pytest.raises(OSError, match=r"the credentials cannot be read: .*\(nobodys\) could not be found"):
+        ObjectStore("s3://b/p")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAjob")
+    assert "credential_provider" not in s3.settings("s3://b/p")
+
+
 def test_a_request_refused_for_this_machines_clock_may_pass_on_another():
     assert object_store.refusal("s3://b", PermissionError("403 Forbidden: <Code>RequestTimeTooSkewed</Code>")) == ""
