@@ -30,8 +30,8 @@ class ElasticParams:
     cpus_per_worker: float = 1
     use_gpu: bool = False
     gpus_per_worker: float | None = None  # with `use_gpu`; None: 1
-    pace: Pace = field(default_factory=Pace)  # limits on one change of membership that we choose
     checkpoints: CheckpointTarget = field(default_factory=CheckpointTarget)
+    pace: Pace = field(default_factory=Pace)  # limits on one change of membership that we choose
 
     def __post_init__(self) -> None:
         check_count("min_workers", self.min_workers)
