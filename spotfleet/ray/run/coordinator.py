@@ -53,8 +53,8 @@ class Coordinator:
     """One run's workers. `wake` is called when there is something new for `step`."""
 
     def __init__(self, address: str, key: str, min_workers: int, max_workers: int, wake: Callable[[], None],
-                 on_log: Callable[[str, Any], Any], pace: Pace | None = None,
-                 checkpoints: RunCheckpoints | None = None) -> None:
+                 on_log: Callable[[str, Any], Any], checkpoints: RunCheckpoints | None = None,
+                 pace: Pace | None = None) -> None:
         self.membership = Membership(JOB, min_workers, max_workers, Tuning(pace=pace or Pace()))
         self.checkpoints = checkpoints or RunCheckpoints()
         if (found := self.checkpoints.newest) is not None:  # as if its workers had just been lost

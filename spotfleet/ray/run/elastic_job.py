@@ -149,7 +149,7 @@ class ElasticJob:
             self._begin_run()
             address = self._ray.util.get_node_ip_address()
             self._coordinator = Coordinator(address, self._key, self._least, self._wanted(), self._wake.set,
-                                            self._on_log, self.params.pace, RunCheckpoints(target, found))
+                                            self._on_log, RunCheckpoints(target, found), self.params.pace)
             self._work = work
         self._wake.set()
 
