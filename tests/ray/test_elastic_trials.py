@@ -71,9 +71,21 @@ def run(trainable: type, folder: Path, space: dict[str, Any], callback: Any = No
                                   checkpoint_config=tune.CheckpointConfig(num_to_keep=4))).fit()
 
 
+class Here:
+    """A function that stays in this process: Tune pickles its callbacks, and never loads them."""
+
+    def __init__(self, function: Callable[..., None] | None = None) -> None:
+        self.call = function
+
+    def __reduce__(self) -> tuple:
+        return Here, ()
+
+
 def watcher(act: Callable[[str, list[dict[str, Any]]], None]) -> Any:
     """A callback of Tune that keeps all results by trial, and calls `act` after each."""
     from ray import tune
+
+    here = Here(act)
 
     class Watcher(tune.Callback):
         def __init__(self) -> None:
@@ -82,7 +94,7 @@ def watcher(act: Callable[[str, list[dict[str, Any]]], None]) -> Any:
         def on_trial_result(self, iteration, trials, trial, result, **info):
             rows = self.results.setdefault(trial.trial_id, [])
             rows.append(dict(result))
-            act(trial.trial_id, rows)
+            here.call(trial.trial_id, rows)
 
     return Watcher()
 
