@@ -50,7 +50,8 @@ class Toys:
     def __init__(self, least: int, most: int, checkpoints: RunCheckpoints | None = None) -> None:
         self.logs: list[Any] = []
         self.coordinator = Coordinator("127.0.0.1", KEY, least, most, lambda: None,
-                                       lambda worker, info: self.logs.append((worker, info)), checkpoints)
+                                       lambda worker, info: self.logs.append((worker, info)))
+        self.coordinator.use(checkpoints or RunCheckpoints())
         self.changes: list[Any] = []
         self.toys: dict[str, Toy] = {}
         self._over = threading.Event()
