@@ -53,7 +53,8 @@ class Toys:
                  pace: Pace | None = None) -> None:
         self.logs: list[Any] = []
         self.coordinator = Coordinator("127.0.0.1", KEY, least, most, lambda: None,
-                                       lambda worker, info: self.logs.append((worker, info)), checkpoints, pace)
+                                       lambda worker, info: self.logs.append((worker, info)), pace)
+        self.coordinator.use(checkpoints or RunCheckpoints())
         self.changes: list[Any] = []
         self.toys: dict[str, Toy] = {}
         self._over = threading.Event()
