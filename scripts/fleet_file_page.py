@@ -153,6 +153,10 @@ MEANINGS = {
     "resources.memory": "of a host, GiB; `32+`: at least so much",
     "resources.disk_size": "of a host, GiB",
     "resources.image_id": "of hosts; `docker:IMAGE` is `container: IMAGE`",
+    "ray": "machines get Ray, for `spotfleet ray start`: [ray.md](ray.md)",
+    "ray.version": "of Ray, on hosts and dispatcher",
+    "ray.object_store": "share of a host's memory for Ray's objects",
+    "ray.port": "where the head listens; default: 6379",
     "container": "jobs run in this image; or `{image, engine, mounts}` ([containers.md](containers.md))",
     "container.image": "of a registry, or a folder of the hosts with a root file system",
     "container.engine": "default: Docker where it runs, or else Podman; for a folder runc",
@@ -292,10 +296,10 @@ def _default(held: FieldInfo) -> str:
         return "required"
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, float) and value:
+    if isinstance(value, float) and value >= 1:  # a duration; less is a share
         unit, size = next((u, s) for u, s in (("h", 3600), ("m", 60), ("s", 1)) if value % s == 0)
         return f"{value / size:g}{unit}"
-    return str(value) if isinstance(value, (str, int)) and value else "-"
+    return str(value) if isinstance(value, (str, int, float)) and value else "-"
 
 
 def _variables() -> list[str]:

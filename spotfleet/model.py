@@ -356,6 +356,21 @@ class ContainerSpec:
     mounts: tuple[str, ...] = ()  # further folders of the host: FOLDER[:TARGET][:ro]
 
 
+def is_ray(requirement: str) -> bool:
+    """Return whether a requirement is one for Ray: "ray==2.60.0", "ray[default]"."""
+    return requirement.lower().startswith("ray") and not requirement[3:4].replace("_", "-").isalnum() \
+        and requirement[3:4] not in ("-", "_", ".")
+
+
+@dataclass(frozen=True)
+class RaySpec:
+    """Ray on the fleet's machines."""
+
+    version: str = "2.60.*"  # as in a requirement, "ray==VERSION"
+    object_store: float = 0.1  # share of a host's memory for Ray's objects
+    port: int = 0  # where the head listens; 0: Ray's usual one
+
+
 @dataclass(frozen=True)
 class FleetSpec:
     """Contents of one checked fleet file. Secrets are excluded: they travel apart and no ledger stores them."""
@@ -386,6 +401,7 @@ class FleetSpec:
     section: dict[str, Any] = field(default_factory=dict)  # the provider's own: plain JSON that only its plugin reads
     policy: PolicySpec = field(default_factory=PolicySpec)
     notify: NotifySpec = field(default_factory=NotifySpec)
+    ray: RaySpec | None = None  # None: its machines get no Ray
     # Named groups of hosts; empty: all hosts are one group without a name. With groups, `nodes` is the sum of their
     # ranges and `any_of` has the needs of all.
     groups: tuple[GroupSpec, ...] = ()
@@ -416,8 +432,9 @@ class FleetSpec:
 
 
 # elastic: `elastic.run` keeps the training state through changes. restart: a distributed program, started anew at each
-# change. command: any other.
-JOB_KINDS = ("elastic", "restart", "command")
+# change. command: any other. ray: the fleet's Ray cluster, a raylet on each of its hosts.
+RAY_KIND = "ray"
+JOB_KINDS = ("elastic", "restart", "command", RAY_KIND)
 
 
 @dataclass(frozen=True)

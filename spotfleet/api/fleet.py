@@ -18,6 +18,7 @@ from spotfleet.api.lifecycle.down import DownResult, close_if_ended, take_down
 from spotfleet.api.lifecycle.preview import UpPlan
 from spotfleet.api.lifecycle.up import UpResult, bring_up, plan_up, plan_without_account
 from spotfleet.api.machine import DispatcherMachine, Progress
+from spotfleet.api.ray_cluster import RayOnFleet
 from spotfleet.api.train import RestartOptions, TrainRequest, submit
 from spotfleet.config import FleetFile, load
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError, UsageError
@@ -139,6 +140,12 @@ class Fleet:
             (output or _to_stdout)(data)
         job.wait()
         return job
+
+    @property
+    def ray(self) -> RayOnFleet:
+        """The fleet's Ray cluster: `start`, `status`, `submit`, `stop`."""
+        folder = self._folder()
+        return RayOnFleet(self.home, folder.record, folder.keys.secrets, self._client())
 
     def drain(self, host: str) -> None:
         """Release `host` once its workers have left; the fleet replaces it."""

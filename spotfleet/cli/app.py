@@ -39,6 +39,7 @@ from spotfleet.cli.options import (
     Yes,
     call,
 )
+from spotfleet.cli.ray import options as ray_options
 from spotfleet.errors import SpotfleetError
 from spotfleet.version import __version__
 
@@ -57,6 +58,7 @@ app.add_typer(chaos, name="chaos")
 image = typer.Typer(no_args_is_help=True, help="Build, list and remove ready images, from which hosts start fast.",
                     context_settings={"help_option_names": ["-h", "--help"]})
 app.add_typer(image, name="image")
+app.add_typer(ray_options.ray, name="ray")
 
 
 def run(argv: list[str]) -> int:

@@ -21,6 +21,8 @@ from spotfleet.fleet.domain.events import (
     CheckpointKept,
     CheckpointLost,
     ClockSetBack,
+    DemandDecided,
+    DemandUnmet,
     DownDecided,
     Event,
     FileDamaged,
@@ -120,6 +122,8 @@ def _subject(event: Event) -> str:
             return "price"
         case PolicyDecided() | PolicyChanged():
             return "policy"
+        case DemandDecided() | DemandUnmet():
+            return "demand"
         case BudgetReached():
             return "budget"
         case ClockSetBack():
@@ -162,6 +166,11 @@ def _sentence(event: Event, at_laptop: bool) -> str:
         case PolicyDecided():
             of = f"group {event.group}: " if event.group else ""
             return f"{of}{event.spot} spot and {event.on_demand} on-demand hosts" + _because(event.why)
+        case DemandDecided():
+            of = f" of group {event.group}" if event.group else ""
+            return f"{counted(event.hosts, 'host')}{of}" + _because(event.why)
+        case DemandUnmet():
+            return "; ".join(event.shapes.values()) or "all that waits in Ray gets hosts"
         case PolicyChanged():
             return f"is now {_policy(event.policy)}" + _because(event.why)
         case BudgetReached():

@@ -24,6 +24,7 @@
     setup: pip install -r requirements.txt        # once per host, before a job's first worker
     setup_timeout: 30m            # for one try; 0s: no limit
     run: python train.py          # run by `train` without a script
+    ray: {version: "2.60.*"}      # machines get Ray, for `spotfleet ray start`; or true: docs/ray.md
     container: pytorch/pytorch:2.6.0-cuda12.4-cudnn9-runtime  # jobs run in it; or {image, engine, mounts}
     tags: {team: vision}
     provider: ssh                 # existing machines; with sections `ssh` and `environment`: docs/machines.md
@@ -84,8 +85,10 @@ from spotfleet.model import (
     GroupSpec,
     Need,
     Nodes,
+    RaySpec,
     ResizeSpec,
     all_nodes,
+    is_ray,
 )
 from spotfleet.plugins import Base, SectionPlugin
 from spotfleet.words import did_you_mean
@@ -354,6 +357,7 @@ def _spec(document: Document, file: FileSection, environ: Mapping[str, str], loc
     needs = tuple(dict.fromkeys(need for group in found for need in group.any_of))
     groups.refuse_existing(document, file, provider, plugins.load(provider).traits)
     facts = plugin_sections.facts(file, needs, local, check_files=check_files)
+    ray = RaySpec(**file.ray.model_dump()) if file.ray is not None else None
     spec = FleetSpec(
         name=name,
         provider=provider,
@@ -373,11 +377,12 @@ def _spec(document: Document, file: FileSection, environ: Mapping[str, str], loc
         run=file.run,
         container=_container(document, file),
         tags=file.tags,
-        environment=_environment(file.environment),
+        environment=_environment(file.environment, ray),
         placement=_placement(file, nodes, plugins.load(provider).traits),
         all_or_nothing=file.all_or_nothing,
         section=plugin_sections.read(document, file, provider, facts),
         policy=policy_spec(document, file, provider, nodes, needs),
+        ray=ray,
         groups=named,
     )
     plugin: SectionPlugin = plugins.load(provider)
@@ -432,10 +437,14 @@ def _placement(file: FileSection, nodes: Nodes, traits: plugins.Traits) -> str:
     return "cluster" if best and "placement" not in file.model_fields_set else file.placement
 
 
-def _environment(given: EnvironmentSection | None) -> EnvironmentSpec:
-    if given is None:
-        return EnvironmentSpec()
-    return EnvironmentSpec(given.python, given.packages, given.inherit, given.index_url, given.installer)
+def _environment(given: EnvironmentSection | None, ray: RaySpec | None) -> EnvironmentSpec:
+    """Return the environment of the machines. A fleet with `ray` has that among its packages, unless the file names it
+    there."""
+    given = given or EnvironmentSection()
+    packages = given.packages
+    if ray is not None and not any(map(is_ray, packages)):
+        packages = (*packages, f"ray=={ray.version}")
+    return EnvironmentSpec(given.python, packages, given.inherit, given.index_url, given.installer)
 
 
 def _name(document: Document, file: FileSection) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from spotfleet.config import machine_values, notifications, values
-from spotfleet.model import NOTIFY_ON
+from spotfleet.model import NOTIFY_ON, RaySpec
 
 NOT_OURS = {  # SkyPilot's and dstack's keys that we refuse, with what to do instead
     "max_budget": "use `max_cost`", "max_price": "use `max_hourly_cost`", "cluster_name": "use `name`",
@@ -119,6 +119,12 @@ class NotifySection(Section):
     events: Annotated[tuple[str, ...], BeforeValidator(notifications.chosen)] = NOTIFY_ON
 
 
+class RaySection(Section):
+    version: Annotated[str, BeforeValidator(values.ray_version)] = RaySpec.version
+    object_store: Annotated[float, BeforeValidator(values.object_store)] = RaySpec.object_store
+    port: Port = 0
+
+
 class FileSection(Section):
     name: Annotated[str, BeforeValidator(values.name)] | None = None
     workdir: Text = "."
@@ -142,6 +148,7 @@ class FileSection(Section):
     setup_timeout: Duration = 1800.0
     run: Text = ""
     container: Annotated[ContainerSection, BeforeValidator(values.container)] | None = None
+    ray: Annotated[RaySection, BeforeValidator(values.ray)] | None = None
     tags: Annotated[dict[str, str], BeforeValidator(values.tags)] = Field(default_factory=dict)
     placement: Literal["spread", "zone", "cluster"] = "spread"
     all_or_nothing: Flag = False

@@ -12,6 +12,7 @@ from spotfleet import plugins
 from spotfleet.storage.schemes import ANY_URL, EXAMPLES, SCHEMES
 from spotfleet.words import did_you_mean
 
+RAY_VERSION = re.compile(r"\d+\.\d+(\.(\d+|\*))?")
 NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*|/[^\s,:\\]+")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -263,6 +264,29 @@ def _target(name: Any) -> None:
         raise _wrong(expected, name)
     if os.path.normpath(name) in ("/", "//", "~") or (name.startswith("~") and not name.startswith("~/")):
         raise _wrong(expected, name, "; a whole folder such as that is never replaced")
+
+
+def ray(value: Any) -> Any:
+    """Return a section; `ray: true` is one without keys."""
+    if value is True:
+        return {}
+    if not isinstance(value, dict):
+        raise _wrong("true, or {version: 2.60.*, object_store: 0.1, port: 6379}", value)
+    return value
+
+
+def ray_version(value: Any) -> str:
+    found = str(value) if isinstance(value, (str, float, int)) and not isinstance(value, bool) else ""
+    if not RAY_VERSION.fullmatch(found):
+        raise _wrong("a version of Ray such as 2.60.0 or 2.60.*", value)
+    return found
+
+
+def object_store(value: Any) -> float:
+    """Return a share of a host's memory."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= 0.8:
+        raise _wrong("a share of each host's memory, more than 0 and at most 0.8", value)
+    return float(value)
 
 
 def container(value: Any) -> Any:

@@ -24,6 +24,7 @@ from spotfleet.errors import SpotfleetError
 from spotfleet.fleet.domain.events import HostDraining
 from spotfleet.model import Nodes, PolicySpec
 from spotfleet.protocol.messages import AgentReport
+from spotfleet.protocol.ray_cluster import RayState
 from spotfleet.transport.boot import DispatcherBoot
 
 
@@ -50,6 +51,7 @@ class Core:
     step_due: asyncio.Event = field(default_factory=asyncio.Event)
     tick_due: asyncio.Event = field(default_factory=asyncio.Event)
     unsent: UnsentTracker = field(default_factory=UnsentTracker)  # results that hosts still hold
+    ray_state: RayState | None = None  # the newest of the fleet's Ray cluster; None: there is none
 
     def unix(self) -> float:
         """Return the Unix time for money, limits and events: no wrong wall clock moves it."""

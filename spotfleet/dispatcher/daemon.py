@@ -62,7 +62,8 @@ class DispatcherDaemon:
                        asyncio.create_task(self.dispatcher.endpoint_tagger.run()),
                        asyncio.create_task(self.dispatcher.backup.run()),
                        asyncio.create_task(self.dispatcher.history.run()),
-                       asyncio.create_task(self.dispatcher.notifier.run())]
+                       asyncio.create_task(self.dispatcher.notifier.run()),
+                       asyncio.create_task(self.dispatcher.ray.run())]
         log.info("dispatcher of %s listens on %s", self._boot.fleet, self.dispatcher.core.url)
         return self.dispatcher.core.url
 
@@ -102,5 +103,6 @@ class DispatcherDaemon:
         if self._runner is not None:
             await self._runner.cleanup()
         if self.dispatcher is not None:
+            await self.dispatcher.ray.close(down=bool(self.dispatcher.shutdown.why))
             await self.dispatcher.core.journal.close()
             self.dispatcher.core.journal.ledger.close()

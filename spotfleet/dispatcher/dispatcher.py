@@ -22,6 +22,7 @@ from spotfleet.dispatcher.cloud.dispatcher_cost import DispatcherCost
 from spotfleet.dispatcher.cloud.endpoint_tag import EndpointTagger
 from spotfleet.dispatcher.cloud.machines import HostController, Policy
 from spotfleet.dispatcher.core import Core, clock_of
+from spotfleet.dispatcher.demand import DemandController
 from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.disk.bundles import BundleStore
 from spotfleet.dispatcher.disk.damage import DamagedFiles
@@ -41,6 +42,7 @@ from spotfleet.dispatcher.lifecycle.unsent import UnsentTracker
 from spotfleet.dispatcher.live.history import HistoryKeeper
 from spotfleet.dispatcher.live.notify import Notifier
 from spotfleet.dispatcher.policy import PolicyController
+from spotfleet.dispatcher.ray.cluster import RayCluster
 from spotfleet.dispatcher.recovery.job_adoption import ended_in
 from spotfleet.dispatcher.recovery.lost_jobs import find_jobs, names_in, workers_in
 from spotfleet.dispatcher.recovery.takeover import Takeover, adopts
@@ -60,7 +62,7 @@ from spotfleet.fleet.domain.events import (
 )
 from spotfleet.fleet.domain.state import failing
 from spotfleet.membership.schedule import Allocation, HostRoom
-from spotfleet.model import CloudState, HostState
+from spotfleet.model import RAY_KIND, CloudState, HostState
 from spotfleet.protocol.messages import AgentReport
 from spotfleet.providers import Provider
 from spotfleet.providers.plugin import traits_of
@@ -110,6 +112,9 @@ class Dispatcher:
                                    lambda job: replica is not None and replica.lacks(job.id, job.checkpoints))
         self.desk = JobDesk(core, names, bundles, policy, self.shutdown, self.retention, lambda: self.machines.waits)
         self.desk.last_known = max(map(jobfile.number_of, known), default=0)
+        self.ray = RayCluster(core)
+        self.desk.prepared = self.ray.prepared
+        self.demand = DemandController(core, self.machines, self.ray.release)
         self.maintenance = CheckpointMaintenance(core.jobs.values, replica, core.step_soon, self.desk.checkpoint_kept)
         self.takeover, self.backup = Takeover(core, self.desk, lost), Backup(core, bundles)
         if takes_over:
@@ -125,7 +130,7 @@ class Dispatcher:
     def _remarks(self) -> list[str]:
         """Return further remarks for users."""
         return [*self._health.lines(), *self.core.unsent.lines(self.shutdown.patience, time.monotonic()),
-                *self.takeover.remarks,
+                *self.takeover.remarks, *self.demand.lines(),
                 *(line for line in failing(self.core.journal.state, self.core.unix()).values()
                   if line not in self.machines.waits),
                 *filter(None, (self.core.fleet_clock.why, self.endpoint_tagger.why, self.backup.why,
@@ -193,11 +198,13 @@ class Dispatcher:
         for job in core.jobs.values():
             for host in job.workers.hosts():
                 holders.setdefault(host, set()).add(job.id)
+        self.ray.look(views, self.desk.allocation.held, now)
         for job in core.jobs.values():
             core.journal.note(*job.step(self._context(job, views, holders, now, unix)))
             core.drains.update({h: why for h, why in restart.unfit(job.history, now).items() if h in views})
         disconnect_rejected(core)
         self._order_sender.send()
+        self.demand.step()
         self.machines.note_workers(views)
         if not self.shutdown.why:
             self.retention.step(unix)
@@ -223,7 +230,8 @@ class Dispatcher:
         allocation = self.desk.allocation
         return JobContext(now, unix, frozenset(hosts), given, views, self._why_waiting(job, others), coming,
                           self.core.unsent.of_job(job.id), bool(self.shutdown.why),
-                          allocation.preempted.get(job.id, ""), allocation.shrunk.get(job.id, ""))
+                          allocation.preempted.get(job.id, ""), allocation.shrunk.get(job.id, ""),
+                          self.ray.view if job.spec.kind == RAY_KIND else None)
 
     def _why_waiting(self, job: ManagedJob, others: list[str]) -> str:
         """Return why the job has too few slots; `others` are jobs with workers on hosts that it is to get."""

@@ -8,7 +8,8 @@ jobs do not overtake a large one for ever.
 
 A job that lacks its min takes hosts of jobs with lower priorities, if that makes it fit: first those that a job can
 spare above its min, then all of a job whose processes may be ended, the lowest priority and the latest submission
-first. Such a job is preempted: it is queued again, in its old place.
+first. Such a job is preempted: it is queued again, in its old place. A Ray cluster can do both: it gives what it can
+spare, and ends only where that is not enough.
 
 A job that names a group of hosts uses no others.
 
@@ -170,7 +171,8 @@ class _Allocator:
         spare = [(n, [name]) for n in lower if n.shrinks for name in self._above_min(n) if self.room([name], need)]
         whole = [(n, [h for h in self.held[n.job] if self.room([h], need)]) for n in lower if n.yields]
         chosen: list[tuple[JobNeed, list[str]]] = []
-        for victim, names in (*spare, *whole):
+        for victim, hosts in (*spare, *whole):
+            names = [h for h in hosts if all(h not in before for _, before in chosen)]
             if lacking > 0 and names:
                 chosen.append((victim, names))
                 lacking -= self.room(names, need)
@@ -183,8 +185,8 @@ class _Allocator:
         if not need.takes:
             self.intends[need.job] = ", ".join(dict.fromkeys(victim.job for victim, _ in chosen))
             return
-        for victim, names in chosen:
-            self._free(victim, names, need)
+        for victim in {v.job: v for v, _ in chosen}.values():
+            self._free(victim, [h for v, names in chosen if v is victim for h in names], need)
 
     def _above_min(self, need: JobNeed) -> list[str]:
         """List the hosts that the job can spare, the newest first."""
@@ -199,12 +201,14 @@ class _Allocator:
 
     def _free(self, victim: JobNeed, names: Sequence[str], need: JobNeed) -> None:
         why = f"{need.job}, which has priority {need.priority} over {victim.priority} and needs {self._wanted(need)}"
-        self.free += names
-        if victim.yields:
+        left = [h for h in self.held[victim.job] if h not in names]
+        if victim.yields and not (victim.shrinks and self.room(left, victim) >= victim.min_workers):
+            self.free += [*names, *(h for h in left if self.room([h], need))]
             del self.held[victim.job]
             self.preempted[victim.job] = why
         else:
-            self.held[victim.job] = [h for h in self.held[victim.job] if h not in names]
+            self.free += names
+            self.held[victim.job] = left
             self.shrunk[victim.job] = why
 
     def fill(self, need: JobNeed, workers: int) -> None:

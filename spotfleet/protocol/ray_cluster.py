@@ -6,6 +6,7 @@ fleet does not need. Resources are Ray's: "CPU", "GPU" and custom ones, as numbe
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 
 
@@ -44,3 +45,88 @@ class RayState:
     gangs: tuple[RayGang, ...] = ()
     constraints: tuple[RayRequest, ...] = ()  # room that a program asked to keep (`request_cluster_resources`)
     problem: str = ""  # why it is not up
+
+
+# ---- between the dispatcher and the process that supervises the head, one JSON object per line each way
+
+
+@dataclass(frozen=True)
+class RayDrain:
+    """A host that leaves."""
+
+    host: str
+    left_s: float  # until it goes
+    why: str = ""
+    idle_only: bool = False  # nobody takes it at a given time: its node ends if it is idle, and else gets nothing new
+
+
+@dataclass(frozen=True)
+class RayWish:
+    """Everything that the dispatcher wants of the head, sent on change and repeated."""
+
+    drains: tuple[RayDrain, ...] = ()
+    releases: tuple[str, ...] = ()  # hosts whose nodes end if nothing runs there, and else stay as they are
+    drivers: tuple[str, ...] = ()  # folders of drivers that should have been started; every other one is ended
+    stop: bool = False  # end the cluster's head, and all that it has left on this machine
+
+
+@dataclass(frozen=True)
+class RayReport:
+    """State of the head's processes."""
+
+    state: RayState
+    starts: int = 0  # number of times that the head was started
+    ended: str = ""  # how the head ended the last time; "" if it never did
+    ray: str = ""  # version
+    python: str = ""  # "3.11"
+    dashboard: int = 0  # its port on loopback; 0: Ray's part for it is not installed
+
+
+# Variables of a raylet and of a driver. The token is among the job's secrets.
+TOKEN = "RAY_AUTH_TOKEN"
+AUTH = {"RAY_AUTH_MODE": "token"}
+HEAD_AT = "SPOTFLEET_RAY_HEAD"  # ADDRESS:PORT
+HOST = "SPOTFLEET_RAY_HOST"
+CPUS, GPUS = "SPOTFLEET_RAY_CPUS", "SPOTFLEET_RAY_GPUS"  # its resources; without CPUS all CPUs of the machine
+STORE = "SPOTFLEET_RAY_STORE"  # share of the machine's memory that its objects may use
+VERSIONS = "SPOTFLEET_RAY_VERSIONS"  # "RAY PYTHON" of the head
+LABEL = "spotfleet-host"  # label of a node: the host's name
+GCS_PORT = 6379
+
+
+def folder_of(token: str) -> str:
+    """Return the folder of the cluster with this token, on each of its machines: short, as the path of a Unix socket
+    has 107 bytes at most, and with a name that only holders of the token know."""
+    return f"/tmp/sfr-{hashlib.sha256(f'folder {token}'.encode()).hexdigest()[:12]}"
+
+
+@dataclass(frozen=True)
+class RayDriver:
+    """A script that `spotfleet ray submit` has started on the head's machine."""
+
+    driver: str
+    command: str
+    state: str = "running"  # "running", "succeeded", "failed" or "stopped"
+    exit_status: int | None = None
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class RayStatus:
+    """Body of GET /v1/ray."""
+
+    job: str = ""  # that holds the hosts; "": none runs
+    why: str = ""  # what it does, or waits for
+    address: str = ""  # where the head listens
+    report: RayReport | None = None  # None: the head has not reported yet
+    problem: str = ""
+    drivers: tuple[RayDriver, ...] = ()
+    hosts: tuple[str, ...] = ()  # that the job holds
+
+
+@dataclass(frozen=True)
+class DriverStart:
+    """Command of a driver, with its variables. Holds secrets."""
+
+    command: str
+    envs: dict[str, str] = field(default_factory=dict, repr=False)

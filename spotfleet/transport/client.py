@@ -31,6 +31,7 @@ from spotfleet.errors import DispatcherUnreachable, NeedsPerson, SpotfleetError,
 from spotfleet.model import JobSpec, Nodes, NotifySpec, PolicySpec, Role
 from spotfleet.protocol import versions
 from spotfleet.protocol.messages import EndedJob, FleetStatus, JobStatus, UnsentStatus
+from spotfleet.protocol.ray_cluster import DriverStart, RayStatus
 from spotfleet.storage.mirror import STREAMS, Piece
 from spotfleet.transport.certs import client_context, validity
 
@@ -304,6 +305,23 @@ class DispatcherClient:
         reply = self._call("GET", f"/v1/jobs/{quote(job, safe='')}/logs?{query}", wait_s=wait_s)
         after = int(reply.headers.get("X-Offset") or offset + len(reply.body))
         return LogChunk(reply.body, after, reply.headers.get("X-End") == "1")
+
+    def ray(self) -> RayStatus:
+        """Return the status of the fleet's Ray cluster."""
+        return from_json(RayStatus, self._json("GET", "/v1/ray"))
+
+    def start_driver(self, bundle: str, start: DriverStart) -> str:
+        """Start a script beside the head of the Ray cluster; return its name."""
+        return self._json("POST", "/v1/ray/drivers", {"bundle": bundle, "start": to_json(start)}, once=True)["driver"]
+
+    def driver_logs(self, driver: str, offset: int, *, wait_s: float) -> LogChunk:
+        query = urlencode({"offset": offset, "wait": f"{wait_s:g}"})
+        reply = self._call("GET", f"/v1/ray/drivers/{quote(driver, safe='')}/logs?{query}", wait_s=wait_s)
+        after = int(reply.headers.get("X-Offset") or offset + len(reply.body))
+        return LogChunk(reply.body, after, reply.headers.get("X-End") == "1")
+
+    def stop_driver(self, driver: str) -> None:
+        self._json("POST", f"/v1/ray/drivers/{quote(driver, safe='')}/stop", {})
 
     def log_start(self, job: str, *, rank: int = 0, worker: str = "", tail: int | None = None, since_s: float = 0.0,
                   ) -> int:

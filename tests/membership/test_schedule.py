@@ -107,6 +107,17 @@ def test_nothing_is_taken_where_it_would_not_be_enough_or_where_hosts_are_coming
     assert allocate([URGENT, ANEW], coming, held).held == held
 
 
+def test_a_ray_cluster_gives_what_it_can_spare_and_ends_where_that_is_not_enough():
+    ray = need("ray", 1, 4, 1, yields=True, shrinks=True, per_host=True)
+    held = {"ray": ("h1", "h2", "h3")}
+    spare = allocate([URGENT, ray], hosts("h1", "h2", "h3"), held)
+    assert spare.held == {"urgent": ("h3", "h2"), "ray": ("h1",)}
+    assert set(spare.shrunk) == {"ray"} and not spare.preempted
+    whole = allocate([need("u", 3, 3, 0, priority=5, takes=True), ray], hosts("h1", "h2", "h3"), held)
+    assert set(whole.held) == {"u"} and sorted(whole.held["u"]) == ["h1", "h2", "h3"]
+    assert set(whole.preempted) == {"ray"} and not whole.shrunk
+
+
 def test_no_more_jobs_are_ended_than_must_be_and_the_lowest_priority_first():
     low, middle = need("low", 1, 1, 3, yields=True), need("middle", 3, 3, 2, priority=1, yields=True)
     held, fleet = {"low": ("h1",), "middle": ("h2", "h3", "h4")}, hosts("h1", "h2", "h3", "h4")

@@ -5,7 +5,7 @@ The decisions are in `fleet/planner/groups.py` and `size.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from spotfleet.dispatcher.core import Core
@@ -18,10 +18,11 @@ from spotfleet.fleet.planner.groups import (
     by_group,
     demanded,
     follows_demand,
+    hosts_of_jobs,
     in_use,
 )
 from spotfleet.fleet.planner.size import first_workers, hosts_wanted
-from spotfleet.model import Nodes, ResizeSpec, Role
+from spotfleet.model import RAY_KIND, Nodes, Offer, ResizeSpec, Role
 from spotfleet.providers import Provider
 
 
@@ -31,6 +32,8 @@ class GroupSizes:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.outside = OutsideDemand()
+        self.refresh: Callable[[], None] = lambda: None  # called before each look: sets `outside`
+        self.offered: dict[str, tuple[Offer, ...]] = {}  # group without a host so far -> its offers
         self.slots: dict[str, int] = {}  # group -> those of its smallest host: of present or last ones, or as offered
         self._idle = IdleTime()
 
@@ -65,21 +68,37 @@ class GroupSizes:
     def sizes(self, now: float, *, needed_only: bool = False) -> dict[str, GroupHosts]:
         """Return the number of hosts that each group should have, in the order of the fleet file; with `needed_only`
         without those that are only not idle for long enough."""
+        self.refresh()
         self._read_slots()
         core, state = self._core, self._core.journal.state
-        live = [j for j in core.jobs.values() if not j.state.ended]
-        asks = by_group([_ask(j) for j in live if not j.record.cancelled], core.ranges, self.slots)
-        idle = {} if needed_only else self.idle(now)
+        live, asks = self._live, self._asks()
+        going = set() if needed_only else self.idle(now).keys() | core.drains.keys()
         found: dict[str, GroupHosts] = {}
         for group, nodes in core.ranges.items():
             slots = self.slots.get(group, 0)
             if self._follows_demand(group, nodes):
-                kept = 0 if needed_only else in_use(state, group, idle)
+                kept = 0 if needed_only else in_use(state, group, going)
                 found[group] = demanded(nodes, slots, asks[group], self.outside.wished.get(group), kept)
             else:
                 jobs = [j for j in live if j.spec.group in ("", group)]
                 found[group] = GroupHosts(target(nodes, slots or 1, jobs, self._next_resize()))
         return found
+
+    def of_jobs(self) -> dict[str, int]:
+        """Return the hosts that jobs need of each group, if all groups follow demand."""
+        self._read_slots()
+        asks = self._asks()
+        return {group: hosts_of_jobs(nodes, self.slots.get(group, 0), asks[group])
+                for group, nodes in self._core.ranges.items()}
+
+    @property
+    def _live(self) -> list[ManagedJob]:
+        return [j for j in self._core.jobs.values() if not j.state.ended]
+
+    def _asks(self) -> dict[str, list[JobAsk]]:
+        """Return what each group's jobs ask for. The job of the Ray cluster has what waits there in its place."""
+        asking = [j for j in self._live if not j.record.cancelled and j.spec.kind != RAY_KIND]
+        return by_group([_ask(j) for j in asking], self._core.ranges, self.slots)
 
     def _follows_demand(self, group: str, nodes: Nodes) -> bool:
         return follows_demand(nodes, self.outside.wished.get(group))
@@ -105,7 +124,8 @@ class GroupSizes:
         unknown = self.unknown
         for part in (p for p in self._core.boot.spec.parts if p.name in unknown):
             needs = (replace(need, max_micros_h=0) for need in part.any_of)
-            self.slots[part.name] = min((o.slots for need in needs for o in provider.offers(need)), default=0)
+            self.offered[part.name] = found = tuple(o for need in needs for o in provider.offers(need))
+            self.slots[part.name] = min((o.slots for o in found), default=0)
 
 
 def _ask(job: ManagedJob) -> JobAsk:

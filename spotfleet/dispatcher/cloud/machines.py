@@ -253,6 +253,10 @@ class HostController:
         """The slots of the smallest host of each group, as seen or offered; none where that is not known yet."""
         return self._groups.slots
 
+    @property
+    def groups(self) -> GroupSizes:
+        return self._groups
+
     def wish(self, outside: OutsideDemand) -> None:
         """Take the newest demand besides that of jobs; the next tick follows it."""
         if outside != self._groups.outside:

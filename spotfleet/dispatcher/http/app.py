@@ -28,7 +28,7 @@ from spotfleet.dispatcher.http import archive, bundles, fleet, jobs
 from spotfleet.dispatcher.http.agents import agent_socket
 from spotfleet.dispatcher.http.auth import bearer
 from spotfleet.dispatcher.http.host_work import HOST_WORK, HostWork
-from spotfleet.dispatcher.http.requests import ADMIT, CORE, FLEET, JOBS, RECEIVE, bearer_of, caller_of
+from spotfleet.dispatcher.http.requests import ADMIT, CORE, FLEET, JOBS, RAY, RECEIVE, bearer_of, caller_of
 from spotfleet.protocol import versions
 from spotfleet.protocol.tokens import is_metrics_token
 
@@ -76,6 +76,10 @@ ROUTES = (
     Route("GET", "/v1/agent", CallerKind.SOCKET, agent_socket),
     Route("GET", "/v1/status", CallerKind.CLI, fleet.status),
     Route("GET", "/v1/events", CallerKind.CLI, fleet.events),
+    Route("GET", "/v1/ray", CallerKind.CLI, fleet.ray_status),
+    Route("POST", "/v1/ray/drivers", CallerKind.CLI, fleet.start_driver),
+    Route("GET", "/v1/ray/drivers/{driver}/logs", CallerKind.CLI, fleet.driver_logs),
+    Route("POST", "/v1/ray/drivers/{driver}/stop", CallerKind.CLI, fleet.stop_driver),
     Route("GET", "/v1/live", CallerKind.CLI, fleet.live),
     Route("GET", "/metrics", CallerKind.METRICS, fleet.get_metrics),
     Route("PUT", "/v1/nodes", CallerKind.CLI, fleet.put_nodes),
@@ -119,6 +123,7 @@ def make_app(dispatcher: Dispatcher, admit: Callable[[object], None]) -> web.App
     """Return the application. `admit` receives the protocol of each connection that has sent a valid token."""
     app = web.Application(client_max_size=JSON_BYTES, middlewares=[return_errors])
     app[CORE], app[JOBS], app[FLEET] = dispatcher.core, dispatcher.desk, dispatcher.fleet_desk
+    app[RAY] = dispatcher.ray
     app[RECEIVE], app[ADMIT] = dispatcher.receive, admit
     app[archive.LOOKING] = threading.Lock()
     app[archive.FILES] = ArchiveFiles(dispatcher.core.home, dispatcher.core.journal.ledger)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import time
@@ -14,13 +15,26 @@ from spotfleet.codec import from_json, to_json, to_text
 from spotfleet.config.notifications import is_url
 from spotfleet.dispatcher.http import revocation
 from spotfleet.dispatcher.http.auth import bearer, host_token
-from spotfleet.dispatcher.http.requests import ADMIT, CORE, FLEET, LONGEST_WAIT_S, body, host_of, number, whole
+from spotfleet.dispatcher.http.requests import (
+    ADMIT,
+    CORE,
+    FLEET,
+    JOBS,
+    LONGEST_WAIT_S,
+    RAY,
+    body,
+    host_of,
+    number,
+    whole,
+)
+from spotfleet.dispatcher.jobs.validation import BUNDLE
 from spotfleet.dispatcher.live import metrics
 from spotfleet.dispatcher.live.history import HistoryKeeper
 from spotfleet.errors import UsageError
 from spotfleet.fleet.domain.events import HostFailed, event_to_json
 from spotfleet.fleet.domain.state import after_failure
 from spotfleet.model import NOTIFY_ON, SPOT_POLICIES, Nodes, NotifySpec, PolicySpec
+from spotfleet.protocol.ray_cluster import DriverStart
 from spotfleet.ssh.keys import derived_host_key
 
 EVENTS_AT_ONCE = 1000
@@ -29,11 +43,57 @@ LONGEST_NOTICE_S = 86_400.0
 WHY_CHARS = 500
 GANG_BYTES = 1 << 16  # the largest request of a machine that has no token yet
 COMMAND_CHARS = 65_536
+LOG_POLL_S = 0.2  # period of looking for output of a submitted script
 LARGEST = 1e15  # for every number of a policy, such as micro-dollars
 
 
 async def status(request: web.Request) -> web.Response:
     return web.json_response(to_json(request.app[FLEET].status()))
+
+
+async def ray_status(request: web.Request) -> web.Response:
+    return web.json_response(to_json(request.app[RAY].status()))
+
+
+def _ray_job(request: web.Request) -> str:
+    """Return the job of the fleet's Ray cluster. Raises UsageError for a fleet without one."""
+    found = request.app[RAY].status()
+    if not found.job:
+        raise UsageError("no Ray cluster runs on this fleet", hint="start it with `spotfleet ray start`")
+    return found.job
+
+
+async def start_driver(request: web.Request) -> web.Response:
+    """Start a script beside the head of the Ray cluster."""
+    data, job = await body(request), _ray_job(request)
+    bundle, given = data.get("bundle", ""), from_json(DriverStart, data.get("start") or {})
+    if not isinstance(bundle, str) or (bundle and not BUNDLE.fullmatch(bundle)):
+        raise UsageError("bundle: expected a sha256 in hex")
+    if not given.command or len(given.command) > COMMAND_CHARS or "\0" in given.command:
+        raise UsageError(f"command: expected 1 to {COMMAND_CHARS} characters")
+    name = await request.app[RAY].drivers.start(job, request.app[JOBS].bundles, bundle, given)
+    request.app[RAY].soon()
+    return web.json_response({"driver": name})
+
+
+async def driver_logs(request: web.Request) -> web.Response:
+    """Send output of a submitted script from `offset` on; wait up to `wait` seconds for the first byte."""
+    ray, job = request.app[RAY], _ray_job(request)
+    folder, offset = ray.drivers.find(job, request.match_info["driver"]), whole(request, "offset")
+    deadline = time.monotonic() + min(number(request, "wait"), LONGEST_WAIT_S)
+    data, complete = ray.drivers.read(folder, offset)
+    while not data and not complete and time.monotonic() < deadline:
+        await asyncio.sleep(LOG_POLL_S)
+        data, complete = ray.drivers.read(folder, offset)
+    headers = {"X-Offset": str(offset + len(data))} | ({"X-End": "1"} if complete else {})
+    return web.Response(body=data, headers=headers, content_type="application/octet-stream")
+
+
+async def stop_driver(request: web.Request) -> web.Response:
+    ray, job = request.app[RAY], _ray_job(request)
+    ray.drivers.stop(ray.drivers.find(job, request.match_info["driver"]))
+    ray.soon()
+    return web.json_response({})
 
 
 async def events(request: web.Request) -> web.Response:

@@ -6,6 +6,7 @@ import hashlib
 import re
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from secrets import token_hex
 
 from aiohttp import web
@@ -20,6 +21,7 @@ from spotfleet.dispatcher.http.requests import (
     FLEET,
     JOBS,
     LONGEST_WAIT_S,
+    RAY,
     body,
     chunks,
     host_of,
@@ -32,7 +34,7 @@ from spotfleet.dispatcher.jobs import validation
 from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.reports import LOG_NAME, WORKER_NAME
 from spotfleet.errors import UsageError
-from spotfleet.model import JobSpec
+from spotfleet.model import RAY_KIND, JobSpec
 from spotfleet.protocol.checkpoint_files import MOST_PIECES, is_file_name
 from spotfleet.protocol.messages import JOB_KEY, Checkpoint, WorkerLaunch, unpack_pieces
 
@@ -101,7 +103,12 @@ async def launch(request: web.Request) -> web.Response:
     found, host = _job(request), host_of(request)
     if not found.has_worker_on(host):
         raise web.HTTPForbidden(text=f"{host} holds no worker of {found.id}")
-    return web.json_response(to_json(WorkerLaunch(found.id, found.spec, found.secrets,
+    spec = found.spec
+    if spec.kind == RAY_KIND:
+        if (envs := request.app[RAY].envs(found, host)) is None:
+            raise web.HTTPServiceUnavailable(text="")  # the agent retries: the head has not reported yet
+        spec = replace(spec, envs={**spec.envs, **envs})
+    return web.json_response(to_json(WorkerLaunch(found.id, spec, found.secrets,
                                             request.app[CORE].unix() - found.record.submitted_at)))
 
 

@@ -16,12 +16,14 @@ from spotfleet.dispatcher.hosts import AgentConnection
 from spotfleet.dispatcher.http.auth import Caller, bearer, identify
 from spotfleet.dispatcher.http.revocation import is_trusted
 from spotfleet.dispatcher.jobs.desk import JobDesk
+from spotfleet.dispatcher.ray.cluster import RayCluster
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import AgentReport
 
 CORE: web.AppKey[Core] = web.AppKey("core")
 JOBS: web.AppKey[JobDesk] = web.AppKey("jobs")
 FLEET: web.AppKey[FleetDesk] = web.AppKey("fleet")
+RAY: web.AppKey[RayCluster] = web.AppKey("ray")
 ADMIT: web.AppKey[Callable[[object], None]] = web.AppKey("admit")  # receives the protocols of members
 RECEIVE: web.AppKey[Callable[[AgentConnection, AgentReport], None]] = web.AppKey("receive")
 LONGEST_WAIT_S = 60.0

@@ -11,6 +11,16 @@ from spotfleet.protocol.messages import Unsent
 
 
 @dataclass(frozen=True)
+class RayView:
+    """The fleet's Ray cluster, for the step of its job."""
+
+    up: bool = False
+    why: str = ""
+    kept: frozenset[str] = frozenset()  # hosts that leave, and whose raylets stay for now
+    lost: bool = False  # it was up, and is not now
+
+
+@dataclass(frozen=True)
 class JobContext:
     """Inputs of a job's step besides the job itself."""
 
@@ -25,6 +35,7 @@ class JobContext:
     going_down: bool = False  # the fleet
     preempted: str = ""  # for which job its processes must end now, and why
     shrunk: str = ""  # for which job it loses hosts now, and why
+    ray: RayView | None = None  # for a job of kind "ray"
 
     def hinted(self, hosts: Iterable[str]) -> frozenset[str]:
         """Return those of `hosts` that the cloud has hinted it may take."""
@@ -36,3 +47,7 @@ class JobContext:
         if view is not None and view.leaving is not None:
             return view.leaving
         return None if host in self.assigned else Departure(DRAIN_S, "drain")  # another job gets the host
+
+    def keeps(self, host: str) -> bool:
+        """Return whether a worker stays on this host although it leaves."""
+        return self.ray is not None and host in self.ray.kept

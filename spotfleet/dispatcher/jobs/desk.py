@@ -20,7 +20,7 @@ from spotfleet.dispatcher.retention import Retention
 from spotfleet.errors import NoCapacity, UsageError
 from spotfleet.fleet.domain.events import CheckpointKept, Event, JobChanged, JobSubmitted
 from spotfleet.membership.schedule import Allocation, HostRoom, allocate, by_priority
-from spotfleet.model import JobSpec
+from spotfleet.model import RAY_KIND, JobSpec
 from spotfleet.protocol.messages import Checkpoint
 from spotfleet.storage.folder import name_of_fleet
 from spotfleet.storage.json_file import digest_of_json
@@ -68,6 +68,7 @@ class JobDesk:
         self._anew = core.journal.state.taken_over is not None  # copies may lack jobs that hosts or target know
         self.last_known = 0  # the highest number of a job at our start, lost ones included
         self.allocation = Allocation({}, {})
+        self.prepared: Callable[[JobSpec], JobSpec] = lambda spec: spec  # the spec of a new job as it is kept
         self._lacks: dict[str, float] = {}  # monotonic: since when each job lacks hosts for its fewest workers
         for job in core.jobs.values():
             job.is_whole = bundles.is_whole
@@ -75,6 +76,7 @@ class JobDesk:
     async def submit(self, spec: JobSpec, secrets: dict[str, str], *, wait: bool) -> str:
         await asyncio.to_thread(self.bundles.refuse_incomplete, spec.bundle)
         self._check(spec, wait)
+        spec = self.prepared(spec)
         space.refuse_if_full(self._core.home)
         record = JobRecord(self.name_for(spec), self._policy.sized(spec), self._core.unix(), seals=True)
         job = self.add(record, secrets)
@@ -167,7 +169,8 @@ class JobDesk:
             raise NoCapacity(f"the fleet goes down: {self._shutdown.why}", hint="start it again with `spotfleet up`")
         if not spec.argv and not spec.run:
             raise UsageError("spec.run: the job has neither a script nor a command", hint="name a script")
-        self._check_group(spec.group)
+        if spec.kind != RAY_KIND:  # the Ray cluster has hosts of any group, as its demand makes them
+            self._check_group(spec.group)
         self._policy.check(spec)
         if not 1 <= spec.min_workers <= spec.max_workers:
             raise UsageError(f"spec.min_workers: {spec.min_workers} to {spec.max_workers} is no range from 1 on")
@@ -195,6 +198,8 @@ class JobDesk:
             what, option = ("hosts", "--nodes") if spec.per_host else ("workers", "--np")
             raise NoCapacity(f"the job needs {spec.min_workers} {what}; {of} has at most {most}",
                              hint=f"lower {option}, or raise nodes.max in the fleet file and run `spotfleet up` again")
+        if spec.kind == RAY_KIND:
+            return
         up, soon = sum(1 if spec.per_host else v.slots for v in views if v.usable), self._policy.held * slots
         waits = self._waits()
         target = nodes.target if nodes.min else nodes.max

@@ -41,7 +41,7 @@ from spotfleet.membership import Change, Finished, Formed, Ordered, Phase, Worke
 from spotfleet.membership.desk import Condition, observe, release, view_of
 from spotfleet.membership.machine import RESTART_GAP
 from spotfleet.membership.schedule import JobNeed
-from spotfleet.model import HostState, JobSpec, JobState
+from spotfleet.model import RAY_KIND, HostState, JobSpec, JobState
 from spotfleet.protocol.messages import AgentReport, GangOrder, SlotOrder, Stage
 from spotfleet.words import size
 
@@ -129,7 +129,8 @@ class ManagedJob:
         trains = self.membership.phase is Phase.RUNNING and self.record.version > 0 and self.outside.kind is None
         return JobNeed(self.id, self.spec.min_workers, self.sizing.places, order, self.spec.per_host,
                        takes=lacks_s >= PREEMPT_S, overdue=lacks_s >= OVERDUE_S,
-                       yields=self.spec.restarts and self.spec.retry, shrinks=trains and not self.spec.restarts,
+                       yields=(self.spec.restarts and self.spec.retry) or self.spec.kind == RAY_KIND,
+                       shrinks=(trains and not self.spec.restarts) or self.spec.kind == RAY_KIND,
                        group=self.spec.group)
 
     def has_worker_on(self, host: str) -> bool:
@@ -328,7 +329,8 @@ class ManagedJob:
         events = [e for change in changes for e in self._apply(change, context)]
         founding = self.membership.generation == 1 and self.membership.phase is Phase.FORMING and not self._adopted
         self.checkpoints.need(self.membership.needs_restore and not founding and not self.spec.restarts)
-        leaving = {w.name for w in self.workers.live() if context.leaving(w.host) is not None}
+        leaving = {w.name for w in self.workers.live() if context.leaving(w.host) is not None
+                   and not context.keeps(w.host)}
         release(self.membership, self.workers.live(), leaving, self.checkpoints.newest_version)
         self._rank()
         events += [*outside, *self.progress.update(self.workers, self.membership, context),
@@ -466,6 +468,9 @@ class ManagedJob:
             return self._waits(context.why_waiting or self._cooling(context))
         if sends := self._sends(live, context):
             return JobState.RUNNING, f"its script has ended; {sends}"
+        if context.ray is not None:
+            begun = JobState.RECOVERING if context.ray.lost else JobState.STARTING
+            return JobState.RUNNING if context.ray.up else begun, context.ray.why
         if not self.spec.gang and (outside := self.outside.why(sum(w.begun for w in live))):
             return JobState.RUNNING if self.outside.sure else JobState.STARTING, outside
         if self.record.restarts and phase in (Phase.STARTING, Phase.FORMING):

@@ -186,6 +186,24 @@ class PolicyDecided:
 
 
 @dataclass(frozen=True)
+class DemandDecided:
+    """Number of hosts of a group that the fleet's Ray cluster and jobs need from now on; written when it changes."""
+
+    at: float
+    hosts: int
+    why: str
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class DemandUnmet:
+    """All that waits in the fleet's Ray cluster for hosts that there will not be; written when its shapes change."""
+
+    at: float
+    shapes: dict[str, str] = field(default_factory=dict, hash=False)  # shape -> why there is no host for it
+
+
+@dataclass(frozen=True)
 class PolicyChanged:
     """The fleet file's settings for markets, deadlines or money changed."""
 
@@ -483,7 +501,7 @@ Event = (
     FleetCreated | NodesChanged | LaunchIntended | LaunchRefused | HostPlaced | HostListed | HostJoined | HostSilent
     | HostFailed | HostNoticed | HostDraining | TerminateIntended | ClockSetBack | TokenRevoked | PriceChanged
     | RatesStamped | PolicyDecided | PolicyChanged | BudgetReached | JobEvent | JobsPruned | TakenOver | TargetChanged
-    | HistoryLost | FileDamaged | DownDecided | FleetDown
+    | HistoryLost | FileDamaged | DownDecided | FleetDown | DemandDecided | DemandUnmet
 )
 KINDS: dict[str, type] = {k.__name__: k for k in Event.__args__}
 

@@ -7,7 +7,7 @@ less than `nodes.idle_s`. Any other group has the hosts of `size.py`, whether th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from spotfleet.fleet.domain.actions import Wanted
@@ -64,15 +64,19 @@ def follows_demand(nodes: Nodes, wish: Wish | None = None) -> bool:
     return nodes.min == 0 or wish is not None
 
 
+def hosts_of_jobs(nodes: Nodes, slots: int, asks: Sequence[JobAsk]) -> int:
+    """Return the hosts that jobs need of a group that follows demand."""
+    most = sum(ask.hosts(ask.workers, slots) for ask in asks)
+    return max(min(nodes.target, most), sum(ask.hosts(ask.least, slots) for ask in asks))
+
+
 def demanded(nodes: Nodes, slots: int, asks: Sequence[JobAsk], wish: Wish | None = None, kept: int = 0) -> GroupHosts:
     """Return the hosts of a group that follows demand.
 
     Jobs raise the number to `nodes.target`; what they need to begin, and the wish, up to `nodes.max`. `kept`: its hosts
     that work or have not been idle for long.
     """
-    most = sum(ask.hosts(ask.workers, slots) for ask in asks)
-    least = sum(ask.hosts(ask.least, slots) for ask in asks)
-    needed = max(min(nodes.target, most), least) + (wish.hosts if wish else 0)
+    needed = hosts_of_jobs(nodes, slots, asks) + (wish.hosts if wish else 0)
     hosts = max(nodes.min, min(nodes.max, max(needed, kept)))
     reasons = [f"{ask.job} asks for {counted(ask.workers, 'host' if ask.per_host else 'worker')}" for ask in asks]
     reasons += [wish.why] if wish and wish.why else []
@@ -136,7 +140,7 @@ class IdleTime:
         return {host: now - since for host, since in self.since.items() if now - since >= idle_s}
 
 
-def in_use(state: FleetState, group: str, idle: Mapping[str, float]) -> int:
-    """Return how many hosts of a group stay without demand: they are not leaving, and not among `idle`."""
+def in_use(state: FleetState, group: str, going: Collection[str]) -> int:
+    """Return how many hosts of a group stay without demand: they are not leaving, and not among `going`."""
     return sum(h.role is Role.WORKER and h.group == group and h.counts and h.notice_deadline is None
-               and h.request_id not in idle for h in state.hosts)
+               and h.request_id not in going for h in state.hosts)

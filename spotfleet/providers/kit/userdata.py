@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from spotfleet.bootstrap import HostPlan, cloud_init, gang, image, script, wheel
 from spotfleet.errors import UsageError
-from spotfleet.model import EnvironmentSpec, Role
+from spotfleet.model import EnvironmentSpec, Role, is_ray
 from spotfleet.providers import LaunchRequest
 from spotfleet.providers.kit.mapping import names
 from spotfleet.ssh.keys import derived_host_key, pinned
@@ -78,8 +78,9 @@ def lifetime_s(request: LaunchRequest) -> float:
 
 
 def _of_dispatcher(setup: MachineSetup) -> EnvironmentSpec:
-    """Return the environment of a dispatcher, which runs no job. `python` and `inherit` are about the hosts' image."""
-    environment = replace(setup.environment, packages=())
+    """Return the environment of a dispatcher, which runs no job, but the head of a Ray cluster. `python` and `inherit`
+    are about the hosts' image."""
+    environment = replace(setup.environment, packages=tuple(filter(is_ray, setup.environment.packages)))
     if setup.ready_dispatcher:
         return replace(environment, python=image.environment().python, inherit=True)
     if setup.plain_dispatcher:

@@ -41,8 +41,8 @@ class _Fleet:
 
     def submit(self, least: int, most: int, priority: int, work: int, kind: str) -> _Job:
         number = self.number()
-        job = _Job(JobNeed(f"j{number}", least, most, number, self.rng.random() < 0.3, yields=kind == "restart",
-                           shrinks=kind == "elastic"), work)
+        job = _Job(JobNeed(f"j{number}", least, most, number, self.rng.random() < 0.3 or kind == "ray",
+                           yields=kind in ("restart", "ray"), shrinks=kind in ("elastic", "ray")), work)
         self.priorities[job.need.job] = priority
         self.jobs.append(job)
         return job
@@ -118,7 +118,7 @@ def _trouble(fleet: _Fleet) -> None:
     if what < 0.45 and len(fleet.jobs) < 8:
         least = rng.randint(1, 3)
         fleet.submit(least, least + rng.choice([0, 0, 2, 6]), rng.choice([0, 0, 1, 5]), rng.randint(1, 25),
-                     rng.choice(["elastic", "elastic", "restart", "restart", "other"]))
+                     rng.choice(["elastic", "elastic", "restart", "restart", "ray", "other"]))
     elif what < 0.52 and len(fleet.rooms) < 8:
         fleet.rooms.append(HostRoom(f"h{fleet.number()}", rng.choice([1, 2]), ready=False))
     elif what < 0.57 and len(fleet.rooms) > 1:

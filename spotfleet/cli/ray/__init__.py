@@ -1,0 +1,1 @@
+"""`spotfleet ray`: the Ray cluster of a fleet."""

@@ -1,0 +1,75 @@
+"""Observer of a Ray cluster: prints a `RayState` per line, and drains nodes that its input names.
+
+`python -m spotfleet.ray.cluster.observer ADDRESS`, a process of its own: a crash in Ray's C++ code ends only this one.
+Input: lines of `RayWish`. It ends with its input.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+
+from spotfleet.protocol.messages import dump, load
+from spotfleet.protocol.ray_cluster import RayDrain, RayNode, RayState, RayWish
+from spotfleet.ray.cluster.gcs import Gcs
+
+POLL_S = 0.5
+
+
+class Drainer:
+    """Drains that are wanted, of which each is asked for until Ray has accepted it."""
+
+    def __init__(self) -> None:
+        self.wanted: dict[str, RayDrain] = {}  # by host
+        self.releases: frozenset[str] = frozenset()
+
+    def ask(self, gcs: Gcs, nodes: tuple[RayNode, ...]) -> bool:
+        """Drain the nodes of hosts that leave and do not drain yet; return whether one was drained.
+
+        A node of a host that nobody takes at a given time is asked to end, which Ray refuses while something runs
+        there; then it drains as well, and goes on until that has ended.
+        """
+        changed = False
+        for node in nodes:
+            if node.host in self.releases and node.host not in self.wanted and not node.draining:
+                changed |= not gcs.drain(node.node_id, "no task needs this host", 0.0, idle_only=True)
+            drain = self.wanted.get(node.host) if node.host else None
+            if drain is None or node.draining:
+                continue
+            refused = gcs.drain(node.node_id, drain.why, drain.left_s, idle_only=True) if drain.idle_only else "busy"
+            if refused:
+                gcs.drain(node.node_id, drain.why, drain.left_s, idle_only=False)
+            changed = True
+        return changed
+
+
+def _read(drainer: Drainer, news: threading.Event) -> None:
+    for line in sys.stdin:
+        wish: RayWish = load(RayWish, line)
+        drainer.wanted = {drain.host: drain for drain in wish.drains}
+        drainer.releases = frozenset(wish.releases)
+        news.set()
+    os._exit(0)
+
+
+def main(address: str) -> None:
+    drainer, news, gcs = Drainer(), threading.Event(), None
+    threading.Thread(target=_read, args=(drainer, news), daemon=True).start()
+    while True:
+        began = time.monotonic()
+        try:
+            gcs = gcs or Gcs(address)
+            state = gcs.state()
+            if drainer.ask(gcs, state.nodes):
+                state = gcs.state()
+        except ConnectionError as error:
+            gcs, state = None, RayState(False, problem=f"the head does not answer: {error}".partition("\n")[0])
+        print(dump(state), flush=True)
+        news.wait(max(0.05, POLL_S - (time.monotonic() - began)))
+        news.clear()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

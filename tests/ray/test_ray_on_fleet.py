@@ -1,0 +1,212 @@
+"""A Ray cluster on a fleet of the local provider, with real raylets: one cluster for all tests, which go in this order.
+
+Only real processes show that raylets join, leave and end as they do. The rules alone are tested in
+tests/dispatcher/ray/, tests/ray/test_raylets.py and tests/membership/test_schedule.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from spotfleet.api import Fleet, Job
+from spotfleet.api.ray_cluster import RayStart
+from spotfleet.errors import UsageError
+from spotfleet.protocol.ray_cluster import RayNode, RayStatus, folder_of
+from spotfleet.providers.local import LocalCloud
+from spotfleet.ray.cluster.processes import MARK
+from spotfleet.version import install
+from tests.conftest import RUN_MARK
+from tests.support.e2e.e2e_stage import COUNTING, Stage, hosts, trains, wait_for
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+LIMIT_S = 240.0  # on a busy machine a raylet takes up to half a minute
+HEAD, RAYLET = "spotfleet.ray.cluster.head", "spotfleet.ray.cluster.raylet"
+ASKS = """
+import sys, ray
+from beside import square
+ray.init(logging_level="ERROR")
+print(ray.cluster_resources()["CPU"], ray.get(ray.remote(square).remote(7)), sys.argv[1:])
+sys.exit(3)
+"""
+HOLDS = """
+import os, sys, time, ray
+ray.init(logging_level="ERROR")
+
+@ray.remote(num_cpus=1, max_restarts=0)
+class Busy:
+    def where(self):
+        return ray.get_runtime_context().get_node_labels()["spotfleet-host"]
+
+count = int(sys.argv[1])
+actors = [Busy.remote() for _ in range(count)]
+print("on", *ray.get([a.where.remote() for a in actors]), flush=True)
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.1)
+print("still", *ray.get([a.where.remote() for a in actors]), flush=True)
+"""
+
+
+@dataclass
+class RayStage:
+    """A fleet with its Ray cluster."""
+
+    stage: Stage
+    fleet: Fleet
+    up_s: float = 0.0  # from `ray start` until three raylets had joined
+    jobs: list[Job] = field(default_factory=list)
+    folders: list[Path] = field(default_factory=list)  # where the cluster has its files on this machine
+
+    @property
+    def status(self) -> RayStatus:
+        return self.fleet.ray.status()
+
+    def nodes(self) -> dict[str, RayNode]:
+        """The raylets that have joined, by host; none while the head is not up."""
+        report = self.status.report
+        return {n.host: n for n in report.state.nodes if n.host} if report is not None and report.state.up else {}
+
+    def wait_for_nodes(self, count: int) -> None:
+        wait_for(f"{count} raylets", lambda: len(self.nodes()) == count, LIMIT_S)
+
+    def why(self) -> list[str]:
+        """The reasons of all changes of the job that holds hosts for Ray."""
+        return [e["why"] for e in self.fleet.events() if e["kind"] == "JobChanged" and e["job"].startswith("ray")]
+
+    def left(self) -> list[str]:
+        """Processes and folders of the cluster on this machine."""
+        running = [" ".join(p.cmdline())[:100] for p in [*processes(), *processes(HEAD), *processes(RAYLET)]]
+        return running + [str(p) for p in self.folders if p.exists()]
+
+
+def processes(module: str = "") -> list[psutil.Process]:
+    """The processes of a module of ours that this test run has started; without one, those of Ray in its fleets."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            variables = process.environ()
+            if variables.get(RUN_MARK) == os.environ[RUN_MARK] and (
+                    module in process.cmdline() if module else MARK in variables):
+                found.append(process)
+        except psutil.Error:
+            continue  # ended meanwhile, or not ours
+    return found
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayStage]:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip(f"Ray is not installed: {install('ray')}")
+    top = tmp_path_factory.mktemp("fleet")
+    home, work = top / "home", top / "work"
+    work.mkdir()
+    for name, text in {"asks.py": ASKS, "holds.py": HOLDS, "counting.py": COUNTING,
+                       "beside.py": "def square(x):\n    return x * x\n"}.items():
+        (work / name).write_text(text)
+    folders: list[Path] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPOTFLEET_HOME", str(home))
+        patch.setenv("SPOTFLEET_LOCAL_OWNER_PID", str(os.getpid()))
+        patch.chdir(work)
+        stage = Stage(home, work)
+        try:
+            found = RayStage(stage, stage.fleet("ring", least=1, target=3, more="ray: {object_store: 0.02}"))
+            began = time.monotonic()
+            stage.cli("ray", "start", "-d")
+            secrets = next(home.glob("local/hosts/*/jobs/*/secrets.json"))
+            found.folders = folders = [Path(folder_of(json.loads(secrets.read_text())["RAY_AUTH_TOKEN"]))]
+            found.wait_for_nodes(3)
+            found.up_s = time.monotonic() - began
+            yield found
+        finally:
+            show(home)
+            LocalCloud(home).shutdown()
+            for folder in folders:  # its processes have ended with their machines
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def show(home: Path) -> None:
+    """Print the logs of head and raylets, for a test that fails."""
+    for log in sorted([*home.glob("local/hosts/*/ray.log"), *home.glob("local/hosts/*/jobs/*/workers/*/log")]):
+        print(f"---- {log.relative_to(home)}", *log.read_text().splitlines()[-25:], sep="\n")
+
+
+def test_a_submitted_script_uses_all_hosts_with_its_modules_and_its_exit_status_comes_back(ring: RayStage):
+    print(f"3 hosts were up {ring.up_s:.1f} s after `ray start`")
+    done = ring.stage.cli("ray", "submit", "asks.py", "--flag", ok=False)
+    assert done.stdout == "3.0 49 ['--flag']\n", done.stderr
+    assert done.returncode == 3, done.stderr
+    shown = json.loads(ring.stage.cli("ray", "status", "-o", "json").stdout)
+    assert shown["drivers"][0]["state"] == "failed" and shown["drivers"][0]["exit_status"] == 3
+    assert len(shown["report"]["state"]["nodes"]) == 4 and shown["report"]["state"]["up"]
+    with pytest.raises(UsageError, match="Ray runs on this fleet already"):
+        ring.fleet.ray.start(RayStart())
+
+
+def test_the_token_is_on_no_command_line_and_not_in_the_home_folder(ring: RayStage):
+    token = processes(RAYLET)[0].environ()["RAY_AUTH_TOKEN"]
+    lines = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
+    assert len(token) == 64 and not [line for line in lines if token in line]
+    kept = Path("~/.ray/auth_token").expanduser()
+    assert not kept.exists() or token not in kept.read_text()
+
+
+def test_a_notice_drains_the_node_at_once_and_its_replacement_joins_before_it_goes(ring: RayStage):
+    driver = ring.fleet.ray.submit(["holds.py", "3", str(ring.stage.work / "enough")])
+    wait_for("actors", lambda: b"on " in b"".join(ring.fleet.ray.logs(driver)), LIMIT_S)
+    noticed = sorted(ring.nodes())[0]
+    began = time.monotonic()
+    ring.fleet.interrupt(noticed, 100.0)
+    wait_for("a drain", lambda: ring.nodes()[noticed].draining)
+    print(f"the node drained {time.monotonic() - began:.2f} s after the notice")
+    wait_for("a replacement", lambda: len([n for n in ring.nodes() if n != noticed]) == 3, LIMIT_S)
+    print(f"its replacement joined {time.monotonic() - began:.2f} s after the notice")
+    assert ring.nodes()[noticed].draining  # it is still there, and runs what it ran
+    (ring.stage.work / "enough").touch()
+    wait_for("the script's end", lambda: ring.fleet.ray.driver(driver).state != "running")
+    first, last = (line.split()[1:] for line in b"".join(ring.fleet.ray.logs(driver)).decode().splitlines())
+    assert first == last and noticed in first and ring.fleet.ray.driver(driver).state == "succeeded"
+    wait_for("the host's end", lambda: noticed not in [h.host for h in ring.fleet.hosts()])
+
+
+def test_a_job_of_a_higher_priority_gets_a_host_of_ray_and_none_is_held_by_both(ring: RayStage):
+    job = ring.stage.counting(ring.fleet, 2000, (1, 1), priority=5)
+    ring.jobs.append(job)
+    wait_for("training", lambda: trains(job, 1), LIMIT_S)
+    ring.wait_for_nodes(2)
+    for host in hosts(ring.fleet):
+        assert len(host.jobs) == 1, f"{host.host} is held by {host.jobs}"
+
+
+def test_training_goes_on_when_the_head_is_killed_and_raylets_join_the_next_head(ring: RayStage):
+    job = ring.jobs[0]
+    step = job.status().version
+    next(p for p in processes() if p.name() == "gcs_server").kill()
+    wait_for("the loss in `status`", lambda: not ring.nodes() or (ring.status.report and ring.status.report.starts > 1))
+    wait_for("the next head", lambda: ring.status.report is not None and ring.status.report.starts == 2, LIMIT_S)
+    ring.wait_for_nodes(2)
+    assert "head's processes ended" in ring.stage.cli("ray", "status").stdout
+    assert [why for why in ring.why() if "the head's processes ended" in why], ring.why()
+    assert trains(job, 1, step=step + 1) and not job.status().repeated
+
+
+def test_nothing_of_ray_is_left_after_stop_although_parts_of_it_were_killed(ring: RayStage):
+    for module in (HEAD, RAYLET):
+        processes(module)[0].kill()
+    ring.stage.cli("ray", "stop")
+    wait_for("an end of all of it", lambda: not ring.left())
+    assert not ring.status.job and trains(ring.jobs[0], 1)
+    assert "no Ray cluster runs" in ring.stage.cli("ray", "status").stdout
+    with pytest.raises(UsageError, match="no Ray cluster runs on this fleet"):
+        ring.fleet.ray.submit(["asks.py"])
+    ring.fleet.down(discard=True)
+    assert not ring.left() and ring.stage.cloud.truth() == []

@@ -1,0 +1,90 @@
+"""Command lines of head and raylets, versions that must agree, and folders of a cluster. No Ray is started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spotfleet.protocol.ray_cluster import folder_of
+from spotfleet.ray.cluster import processes, start
+from spotfleet.ray.cluster.raylet import node_of
+
+NODE = start.Node("f-1", 8, 2, 4 << 30)
+
+
+def test_on_machines_of_their_own_every_port_is_fixed_and_none_is_on_a_shared_one():
+    own = start.raylet("10.0.0.1:6379", "10.0.0.2", "/tmp/x/r", NODE)
+    ports = [flag for flag in own if "port" in flag]
+    assert len(ports) == 8 and all(int(flag.partition("=")[2]) > 0 for flag in ports)
+    assert [flag for flag in start.raylet("127.1.0.1:50000", "127.1.0.2", "/tmp/x/r", NODE) if "port" in flag] == [
+        "--min-worker-port=0", "--max-worker-port=0"]
+
+
+def test_a_raylet_has_the_hosts_resources_and_its_name():
+    command = start.raylet("10.0.0.1:6379", "10.0.0.2", "/tmp/x/r", NODE)
+    assert {"--address=10.0.0.1:6379", "--num-cpus=8", "--num-gpus=2", f"--object-store-memory={4 << 30}",
+            "--labels=spotfleet-host=f-1", "--block"} <= set(command)
+
+
+def test_the_head_runs_no_task_and_shows_its_dashboard_on_loopback_only():
+    plain, shown = (start.head("10.0.0.1:6379", "/tmp/x/h", port) for port in (0, 8265))
+    assert {"--num-cpus=0", "--num-gpus=0", "--disable-usage-stats", "--include-dashboard=false"} <= set(plain)
+    assert {"--include-dashboard=true", "--dashboard-host=127.0.0.1", "--dashboard-port=8265"} <= set(shown)
+
+
+def test_a_lost_node_is_found_within_seconds_except_where_hosts_share_one_machine():
+    assert start.head_settings("10.0.0.1")["RAY_health_check_failure_threshold"] == "3"
+    assert start.head_settings("127.1.0.1") == {"RAY_memory_monitor_refresh_ms": "0"}
+
+
+@pytest.mark.parametrize(("ray", "python", "named"), [
+    ("2.60.0", "3.11", ""), ("2.59.0", "3.11", "host f-1 has Ray 2.59.0, and the head Ray 2.60.0"),
+    ("2.60.0", "3.12", "host f-1 has Python 3.12, and the head Python 3.11"), ("", "3.11", "host f-1 has no Ray")])
+def test_a_host_with_another_ray_or_python_is_refused_with_both_versions(ray: str, python: str, named: str):
+    found = start.mismatch("2.60.0 3.11", ray, python, "f-1")
+    assert found.startswith(named) and bool(found) == bool(named)
+
+
+def test_a_refused_host_ends_with_the_reason(tmp_path: Path):
+    done = subprocess.run([sys.executable, "-m", "spotfleet.ray.cluster.raylet"], text=True, capture_output=True,
+                          env={**os.environ, "SPOTFLEET_RAY_VERSIONS": "1.0.0 3.11", "SPOTFLEET_RAY_HOST": "f-1"})
+    assert done.returncode == 1 and "and the head Ray 1.0.0: install the same on both" in done.stdout
+
+
+def test_a_host_offers_what_its_variables_allow():
+    found = node_of({"SPOTFLEET_RAY_HOST": "f-1", "SPOTFLEET_RAY_CPUS": "3", "SPOTFLEET_RAY_GPUS": "1",
+                     "SPOTFLEET_RAY_STORE": "0.000001"})
+    assert (found.host, found.cpus, found.gpus) == ("f-1", 3, 1) and 0 < found.store_bytes < 10 << 20
+    assert node_of({"SPOTFLEET_RAY_HOST": "f-1"}).cpus == len(os.sched_getaffinity(0))
+
+
+def test_the_folder_of_a_cluster_follows_from_its_token_and_leaves_room_for_sockets():
+    socket = f"{folder_of('t')}/0123abcd/session_2026-11-26_19-08-48_123456_1234567/sockets/plasma_store"
+    assert len(socket) <= 107 and folder_of("t") == folder_of("t") != folder_of("u")
+
+
+def test_every_process_of_a_folder_is_found_and_ended_with_its_children_and_no_other_is(tmp_path: Path):
+    folder, other = processes.make(tmp_path / "c"), processes.make(tmp_path / "d")
+    (folder / "h").mkdir()
+    script = "sleep 600 & wait"
+    ours, foreign = (subprocess.Popen(["bash", "-c", script], env={"PATH": os.environ["PATH"], processes.MARK: str(at)},
+                                      start_new_session=True) for at in (folder / "h", other))
+    try:
+        assert ours.pid in processes.marked(folder) and foreign.pid not in processes.marked(folder)
+        processes.end_all(folder)
+        assert ours.wait(10) == -9 and not processes.marked(folder) and not folder.exists()
+        assert foreign.poll() is None
+    finally:
+        processes.end_all(folder)
+        processes.end_all(other)
+        foreign.wait(10)
+
+
+def test_no_variable_of_another_cluster_reaches_a_process_of_this_one(tmp_path: Path):
+    found = processes.environment({"RAY_ADDRESS": "10.0.0.9:6379", "RAY_AUTH_TOKEN": "t", "PATH": "/bin"}, tmp_path)
+    assert "RAY_ADDRESS" not in found and found["RAY_AUTH_TOKEN"] == "t" and found["PATH"] == "/bin"
+    assert found[processes.MARK] == str(tmp_path)
