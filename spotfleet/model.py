@@ -412,6 +412,11 @@ class FleetSpec:
         return self.groups or (GroupSpec("", self.nodes, self.any_of),)
 
     @property
+    def main_group(self) -> GroupSpec:
+        """The first group that names accelerators, as these cost most and are sold in few regions; else the first."""
+        return next((g for g in self.parts if any(n.accelerator for n in g.any_of)), self.parts[0])
+
+    @property
     def shares_jobs(self) -> bool:
         """Whether a job that names no group may use the hosts of any."""
         return len({group.kind for group in self.parts}) == 1

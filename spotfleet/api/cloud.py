@@ -45,16 +45,14 @@ def for_dispatcher(config: Config, spec: FleetSpec, keys: Keys) -> Config:
 
 def choose_region(provider: Provider, config: Config, spec: FleetSpec, region: str = "",
                   ) -> tuple[Config, tuple[RegionRow, ...]]:
-    """Choose the region of a new fleet; see `CloudPlugin.settle`. With groups, of that which decides."""
-    spec = deciding(spec)
+    """Choose the region of a new fleet; see `CloudPlugin.settle`. With groups, that of the main one."""
+    spec = of_main_group(spec)
     return plugin_of(spec.provider).settle(provider, config, spec, hosts_of(spec), region)
 
 
-def deciding(spec: FleetSpec) -> FleetSpec:
-    """Return the fleet as if it had only the group of hosts that decides about the region: the first that names
-    accelerators, as these cost most and are sold in few regions."""
-    group = next((g for g in spec.groups if any(n.accelerator for n in g.any_of)), spec.parts[0])
-    return replace(spec, any_of=group.any_of, nodes=group.nodes)
+def of_main_group(spec: FleetSpec) -> FleetSpec:
+    """Return the fleet as if it had only its main group of hosts."""
+    return replace(spec, any_of=spec.main_group.any_of, nodes=spec.main_group.nodes)
 
 
 def hosts_of(spec: FleetSpec) -> int:

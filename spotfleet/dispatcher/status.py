@@ -33,7 +33,7 @@ class StatusInput:
     max_lifetime_s: float = 0.0  # 0: no limit
     sizes: dict[str, GroupHosts] = field(default_factory=dict)  # hosts needed now, by group; empty: nodes.target
     ranges: dict[str, Nodes] = field(default_factory=dict)  # by group
-    slots: dict[str, int] = field(default_factory=dict)  # of the smallest host, by group
+    slots: dict[str, int] = field(default_factory=dict)  # slots of the smallest host, by group
 
 
 def fleet_status(inputs: StatusInput, now: float) -> FleetStatus:

@@ -500,7 +500,7 @@ class GroupStatus:
     wanted: int
     why: str = ""  # "" where the range alone decides
     idle_s: float = 300.0  # with a `min` of 0, a host without work for this long is given back
-    slots: int = 0  # of the smallest host, as seen or offered; 0: not known yet
+    slots: int = 0  # slots of the smallest host, as seen or offered; 0: not known yet
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from spotfleet.fleet.cost.groups import FleetLedgers, grouped
 from spotfleet.fleet.domain.actions import group_of, request_id
-from spotfleet.fleet.domain.state import FleetState, Host
+from spotfleet.fleet.domain.events import (
+    FleetCreated,
+    HostListed,
+    LaunchIntended,
+    LaunchRefused,
+    NodesChanged,
+    PolicyDecided,
+)
+from spotfleet.fleet.domain.state import FleetState, Host, fold, of_group
 from spotfleet.fleet.planner.groups import (
     GroupHosts,
     IdleTime,
@@ -17,8 +26,22 @@ from spotfleet.fleet.planner.groups import (
     in_use,
     limits_of_groups,
 )
+from spotfleet.fleet.planner.listing_diff import new_events
 from spotfleet.fleet.planner.plan import Drain, Launch, Observed, Terminate, Wanted, missing_needs, plan
-from spotfleet.model import CloudState, GroupSpec, HostState, Market, Need, Nodes, Offer, Role, all_nodes
+from spotfleet.model import (
+    BillingRules,
+    CloudHost,
+    CloudState,
+    GroupSpec,
+    HostState,
+    Market,
+    Need,
+    Nodes,
+    Offer,
+    Role,
+    Run,
+    all_nodes,
+)
 
 UP, LAUNCHING = HostState.UP, HostState.LAUNCHING
 CPU = Offer("fake", "r", "a", "c5", Market.SPOT, 1, 100_000, 300_000)
@@ -178,3 +201,51 @@ def test_groups_share_jobs_if_their_machines_are_of_one_kind():
     assert spot.kind == replace(spot, any_of=(Need(accelerator="T4", accelerator_count=1, use_spot=False),)).kind
     assert spot.kind != replace(spot, any_of=ANY).kind
     assert all_nodes([Nodes(0, 2, 4, 60.0), Nodes(1, 1, 1)]) == Nodes(1, 3, 5, 300.0)
+
+
+def test_a_host_that_only_the_cloud_lists_is_adopted_into_its_group():
+    line = CloudHost("f-gpu-3", "i-3", "f", Role.WORKER, GPU, CloudState.RUNNING, (Run(1.0),))
+    assert fold(new_events(None, line, 5.0)).hosts[0].group == "gpu"
+
+
+# ---- the ledger
+
+
+def launched(name: str, group: str, at: float = 1.0) -> LaunchIntended:
+    return LaunchIntended(at, name, Role.WORKER, GPU, "", group=group)
+
+
+CREATED = FleetCreated(0.0, "f", "fake", Nodes(0, 4, 4), BillingRules(), {"cpu": NONE, "gpu": NONE})
+
+
+def test_the_range_of_one_group_changes_and_the_whole_with_it():
+    found = fold([CREATED, NodesChanged(1.0, Nodes(1, 1, 1), "asked", "gpu")])
+    assert found.groups == {"cpu": NONE, "gpu": Nodes(1, 1, 1)} and found.nodes == Nodes(1, 5, 5)
+
+
+def test_refusals_and_decisions_of_one_group_are_no_news_for_another():
+    found = fold([CREATED, launched("f-gpu-0", "gpu"), LaunchRefused(2.0, "f-gpu-0", "pool", "none left"),
+                  launched("f-cpu-1", "cpu", 3.0), PolicyDecided(4.0, 1, 1, "refused", "auto", group="gpu")])
+    gpu, cpu = of_group(found, "gpu"), of_group(found, "cpu")
+    assert [p.available for p in gpu.history.availability.periods] == [False] and gpu.history.decided is not None
+    assert not cpu.history.availability.periods and cpu.history.decided is None
+    assert not gpu.hosts and [h.request_id for h in cpu.hosts] == ["f-cpu-1"]
+
+
+def test_where_demand_decides_spot_is_available_if_half_of_those_that_were_asked_for_come():
+    """Not half of `nodes.target`, which nobody may have asked for."""
+    up = HostListed(2.0, "f-gpu-0", "i-0", CloudState.RUNNING, (Run(2.0),))
+    found = of_group(fold([CREATED, launched("f-gpu-0", "gpu"), up]), "gpu")
+    assert [p.available for p in found.history.availability.periods] == [True]
+
+
+def test_the_bill_by_group_has_a_row_for_each_group_and_for_the_dispatcher():
+    def ran(name: str, group: str, role: Role, until: float) -> list:
+        return [LaunchIntended(0.0, name, role, CPU, "", group=group),
+                HostListed(0.0, name, f"i-{name}", CloudState.TERMINATED, (Run(0.0, until),))]
+
+    events = [CREATED, *ran("f-d-0", "", Role.DISPATCHER, 7200.0), *ran("f-cpu-0", "cpu", Role.WORKER, 3600.0),
+              *ran("f-gpu-1", "gpu", Role.WORKER, 1800.0), *ran("f-gpu-2", "gpu", Role.WORKER, 1800.0)]
+    rows = grouped([FleetLedgers("f", tuple(events), 7200.0)], "group")
+    assert sorted((row.key, row.micros, row.seconds) for row in rows) == [
+        ("(dispatcher)", 200_000, 7200), ("cpu", 100_000, 3600), ("gpu", 100_000, 3600)]

@@ -106,7 +106,7 @@ def plan_by_catalog(home: Home, spec: FleetSpec, why: str, seller: str = "") -> 
 
 def _of_seller(home: Home, spec: FleetSpec, why: str, seller: str) -> UpPlan:
     provider = CatalogProvider(seller, catalog.load(home.path), spec)
-    first = cloud.deciding(spec)
+    first = cloud.of_main_group(spec)
     hosts = cloud.hosts_of(first)
     choice = kit.in_turn(first.any_of, lambda needs: provider.cheapest_region(needs, spec.dispatcher, hosts))
     here = replace(provider, regions=(choice.region,))

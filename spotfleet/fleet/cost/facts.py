@@ -56,7 +56,7 @@ class CostHost:
     asked_at: float = 0.0  # its first launch request
     boots: dict[float, BootStages] = field(default_factory=dict)  # by the instant of its agent's join
     stepped_at: tuple[float, ...] = ()  # its first steps after boots
-    group: str = ""  # of the fleet's named groups
+    group: str = ""  # one of the fleet's named groups
 
     @property
     def region(self) -> str:

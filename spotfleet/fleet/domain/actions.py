@@ -33,7 +33,7 @@ class Wanted:
     shun: tuple[str, ...] = ()  # spot pools without new launches, because on demand costs no more
     stays: bool = False  # no host may be wanted for now, without an end of the fleet
     why: str = ""  # why so many, where demand decides
-    group: str = ""  # of the hosts that this is about; "": all hosts of the role
+    group: str = ""  # group of the hosts that this is about; "": all hosts of the role
     parts: tuple[Wanted, ...] = ()  # what each group should have, in a fleet with named groups
 
     @property

@@ -17,7 +17,7 @@ class FleetCreated:
     at: float
     fleet: str
     provider: str
-    nodes: Nodes  # of all groups together
+    nodes: Nodes  # range of all groups together
     billing: BillingRules
     groups: dict[str, Nodes] = field(default_factory=dict)  # range of each named group
 

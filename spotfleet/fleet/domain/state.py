@@ -79,7 +79,7 @@ class FleetState:
     """Never change the dicts in place: states share them."""
 
     created: FleetCreated | None = None
-    nodes: Nodes | None = None  # of all groups together
+    nodes: Nodes | None = None  # range of all groups together
     groups: dict[str, Nodes] = field(default_factory=dict)  # range of each named group
     down: FleetDown | None = None
     taken_over: TakenOver | None = None  # the newest replacement of a lost dispatcher machine
