@@ -64,7 +64,7 @@ class RayStage:
     fleet: Fleet
     up_s: float = 0.0  # from `ray start` until three raylets had joined
     jobs: list[Job] = field(default_factory=list)
-    folders: list[Path] = field(default_factory=list)  # of the cluster, on this machine
+    folders: list[Path] = field(default_factory=list)  # where the cluster has its files on this machine
 
     @property
     def status(self) -> RayStatus:
