@@ -9,7 +9,6 @@ systems take turns, each on a cluster of its own on loopback, which ends before 
 - autoscaler          Ray's autoscaler as it comes, on its fake multi-node provider; asked for: "Got 1 nodes to launch"
                       in its log. It looks each 5 s
 - autoscaler 1 s      the same with AUTOSCALER_UPDATE_INTERVAL_S=1
-- autoscaler v2       the same with RAY_enable_autoscaler_v2=1, which logs "Adding 1 node(s)"
 
 The time between two actors is drawn from 8 to 13 s with a seed, the same for all systems. Exit status 0 whatever the
 result.
@@ -45,7 +44,6 @@ from spotfleet.providers.local import LocalCloud
 ADDRESS = "127.0.0.2"
 LIMIT_S = 240.0
 MARK = "SPOTFLEET_BENCH"
-V2 = "RAY_enable_autoscaler_v2"
 RAY = {"RAY_AUTH_MODE": "disabled", "RAY_memory_monitor_refresh_ms": "0", "RAY_USAGE_STATS_ENABLED": "0",
        "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/", "RAY_raylet_start_wait_time_s": "180",
        "RAY_enable_metrics_collection": "0", "RAY_FAKE_CLUSTER": "1", "RAY_DEDUP_LOGS": "0"}
@@ -53,9 +51,8 @@ SYSTEMS: dict[str, dict[str, str]] = {
     "spotfleet": {},
     "autoscaler": {},
     "autoscaler 1 s": {"AUTOSCALER_UPDATE_INTERVAL_S": "1"},
-    "autoscaler v2": {V2: "1"},
 }
-LAUNCH, LAUNCH_V2 = re.compile(r"Got (\d+) nodes to launch"), re.compile(r"Adding (\d+) node\(s\) of type")
+LAUNCH = re.compile(r"Got (\d+) nodes to launch")
 DRIVER = """
 import sys, time, ray
 ray.init(logging_level="ERROR", log_to_driver=False)
@@ -69,7 +66,7 @@ for pause_s in map(float, sys.argv[1:]):
     time.sleep(pause_s)
     print("asked at", time.time(), flush=True)
     held.append(Holder.remote())
-time.sleep(15)
+time.sleep(30)
 """
 
 
@@ -137,12 +134,8 @@ def on_fleet(pauses: list[float]) -> tuple[list[float], list[float]]:
 # ---- Ray's autoscaler
 
 
-def config(hosts: int, address: str, *, v2: bool) -> dict[str, Any]:
-    from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
-
+def config(hosts: int, address: str) -> dict[str, Any]:
     provider = {"type": "fake_multinode", "gcs_address": address}
-    if v2:
-        provider |= {"launch_multiple": True, "head_node_id": FAKE_HEAD_NODE_ID}
     worker = {"resources": {"CPU": 1, "object_store_memory": 80 << 20}, "node_config": {}, "min_workers": 0,
               "max_workers": hosts}
     return {"cluster_name": "demand", "max_workers": hosts, "provider": provider, "upscaling_speed": 1.0,
@@ -162,13 +155,9 @@ def head(hosts: int, settings: dict[str, str]) -> Iterator[tuple[str, Path, dict
     with socket.socket() as probe:
         probe.bind((ADDRESS, 0))
         port = probe.getsockname()[1]
-    address, v2 = f"{ADDRESS}:{port}", V2 in settings
+    address = f"{ADDRESS}:{port}"
     env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | RAY | settings | {MARK: str(folder)}
-    if v2:
-        from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
-
-        env |= {"RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID}
-    (folder / "config.json").write_text(json.dumps(config(hosts, address, v2=v2)))
+    (folder / "config.json").write_text(json.dumps(config(hosts, address)))
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}",
                f"--node-ip-address={ADDRESS}", f"--temp-dir={folder}", "--num-cpus=0", "--include-dashboard=false",
                f"--object-store-memory={80 << 20}", "--disable-usage-stats",
@@ -202,12 +191,12 @@ def logs(folder: Path) -> list[Path]:
     return sorted(folder.glob("session_*/logs/monitor*.*"))
 
 
-def launches(folder: Path, launch: re.Pattern[str]) -> list[float]:
+def launches(folder: Path) -> list[float]:
     """Return when the autoscaler asked for each node, by its log."""
     found: set[tuple[float, int]] = set()
     for path in logs(folder):
         for line in path.read_text(errors="replace").splitlines():
-            if (match := launch.search(line)) and (stamp := re.match(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3})", line)):
+            if (match := LAUNCH.search(line)) and (stamp := re.match(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3})", line)):
                 at = datetime.datetime.strptime(stamp[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
                 found.add((at, int(match[1])))
     return [at for at, count in sorted(found) for _ in range(count)]
@@ -221,7 +210,7 @@ def on_autoscaler(pauses: list[float], settings: dict[str, str]) -> tuple[list[f
                               timeout=LIMIT_S + sum(pauses) + 30)
         if done.returncode:
             raise RuntimeError(f"the driver failed: {done.stderr[-2000:]}")
-        return instants(done.stdout), launches(folder, LAUNCH_V2 if V2 in settings else LAUNCH)
+        return instants(done.stdout), launches(folder)
 
 
 # ---- all
