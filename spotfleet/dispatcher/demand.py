@@ -83,7 +83,7 @@ class DemandController:
             return
         now = time.monotonic()
         groups = self._now = self._groups(self._core.views(), state, job, now)
-        plan = self._planned_for(self._recent.update(state, now), groups, now)
+        plan = self._planned_for(self._recent.update(state, now), groups, job.spec.max_workers if job else None, now)
         of_jobs = {g.name: g.jobs for g in groups}
         wished = {t.group: Wish(max(0, t.hosts - of_jobs[t.group]), f"Ray: {t.why}") for t in plan.groups}
         working = {n.host for n in state.nodes if n.idle_s <= 0} if state.up else self._hosts_of(job)
@@ -91,12 +91,13 @@ class DemandController:
         if job is not None:
             job.sizing.asked = max(1, sum(w.hosts for w in wished.values()))
 
-    def _planned_for(self, states: tuple[RayState, ...], groups: list[DemandGroup], now: float) -> DemandPlan:
+    def _planned_for(self, states: tuple[RayState, ...], groups: list[DemandGroup], most: int | None,
+                     now: float) -> DemandPlan:
         last = self._planned
         if self._plan is None or last is None or (
                 [id(s) for s in states] != [id(s) for s in last[0]] or (groups != last[1] and (
                     now - last[2] >= AGAIN_S or _names(groups) != _names(last[1])))):
-            self._plan, self._planned = plan_demand(states, groups), (states, groups, now)
+            self._plan, self._planned = plan_demand(states, groups, most), (states, groups, now)
         return self._plan
 
     def _write(self) -> None:

@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from spotfleet.protocol.ray_cluster import folder_of
+from spotfleet.protocol.ray_cluster import RayNode, folder_of
 from spotfleet.ray.cluster import processes, start
+from spotfleet.ray.cluster.observer import Drainer
 from spotfleet.ray.cluster.raylet import node_of
 
 NODE = start.Node("f-1", 8, 2, 4 << 30)
@@ -53,6 +55,20 @@ def test_a_refused_host_ends_with_the_reason(tmp_path: Path):
     done = subprocess.run([sys.executable, "-m", "spotfleet.ray.cluster.raylet"], text=True, capture_output=True,
                           env={**os.environ, "SPOTFLEET_RAY_VERSIONS": "1.0.0 3.11", "SPOTFLEET_RAY_HOST": "f-1"})
     assert done.returncode == 1 and "and the head Ray 1.0.0: install the same on both" in done.stdout
+
+
+def test_a_node_that_is_released_ends_if_it_is_idle_and_else_stays():
+    ended: list[str] = []
+
+    def drain(node_id: str, why: str, left_s: float, *, idle_only: bool) -> str:
+        refused = "no longer idle" if node_id == "busy" and idle_only else ""
+        ended.extend([] if refused else [node_id])
+        return refused
+
+    drainer, gcs = Drainer(), SimpleNamespace(drain=drain)
+    drainer.releases = frozenset({"f-1", "f-2", "f-3"})
+    nodes = RayNode("idle", "f-1"), RayNode("busy", "f-2"), RayNode("drains", "f-3", draining=True)
+    assert drainer.ask(gcs, nodes) and ended == ["idle"]
 
 
 def test_a_host_offers_what_its_variables_allow():
