@@ -172,6 +172,10 @@ def inside(script: Path, workdir: Path) -> str:
     """Return the script's path relative to the working directory; it is searched in the current directory first."""
     scripts.refuse_fleet_file(str(script))
     found = next((p.resolve() for p in (script, workdir / script) if p.is_file()), None)
+    if found is None and str(script).startswith("-"):
+        raise UsageError(f"train has no option {script}",
+                         hint="`spotfleet train --help` lists them; -c FLEET names the fleet; the script's own options "
+                              "come after it")
     if found is None:
         raise UsageError(f"there is no script {script}",
                          hint=f"looked for it here and in the working directory {workdir}")
@@ -234,9 +238,8 @@ def submit(home: Home, record: FleetRecord, secrets: Mapping[str, str], client: 
     refuse_leaks(job, secrets)
     if line := kind_line(job, kind_for(job.argv, request, record.spec).why):
         progress(line)
-    if job.argv:
-        for line in scripts.remarks(scripts.read(Path(record.spec.workdir) / job.argv[0]), job.max_workers):
-            progress(line)
+    for line in _remarks(job, Path(record.spec.workdir)):
+        progress(line)
     shipped = ship_working_directory(home, record, secrets, client, progress)
     for line in shipped.left_out:
         progress(f"left out of the bundle: {line}")
@@ -251,6 +254,15 @@ def submit(home: Home, record: FleetRecord, secrets: Mapping[str, str], client: 
         # the dispatcher has lost its disk meanwhile
         shipped = ship_working_directory(home, record, secrets, client, progress)
         return client.submit(replace(job, bundle=shipped.sha256), dict(secrets), wait=request.wait)
+
+
+def _remarks(job: JobSpec, workdir: Path) -> list[str]:
+    """Return what a user should know about the job's script before it runs."""
+    if not job.argv:
+        return []
+    facts = scripts.read(workdir / job.argv[0])
+    lost = "" if job.checkpoint_dir else scripts.uncollected(facts, together=job.restarts)
+    return [*scripts.remarks(facts, job.max_workers), *([lost] if lost else [])]
 
 
 def ship_working_directory(home: Home, record: FleetRecord, secrets: Mapping[str, str], client: DispatcherClient,

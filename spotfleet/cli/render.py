@@ -271,7 +271,8 @@ def _host_why(host: HostStatus) -> str:
 
 def jobs(found: Sequence[JobStatus]) -> str:
     rows = [(j.job, j.name, j.kind or "-", j.state, _workers(j), j.generation, _steps(j),
-             j.repeated, f"{j.step_s * 1e3:.1f} ms" if j.step_s else "-", span(j.age_s), _outputs(j), j.why)
+             "-" if _steps(j) == "-" else j.repeated, f"{j.step_s * 1e3:.1f} ms" if j.step_s else "-", span(j.age_s),
+             _outputs(j), _job_why(j))
             for j in found]
     return table(["job", "name", "kind", "state", "workers", "generation", "steps", "repeated", "per step", "age",
                   "outputs", "why"], rows, right=["generation", "steps", "repeated", "per step", "age"], words="why",
@@ -289,6 +290,16 @@ def _steps(job: JobStatus) -> int | str:
     """Return the steps; "-" where nobody counts them."""
     counted_here = job.kind not in ("restart", "command") and not job.outside and not job.hint
     return job.version or (0 if counted_here else "-")
+
+
+def _job_why(job: JobStatus) -> str:
+    """Return the job's reason; for one that starts anew as a whole also how often, and the age of its checkpoints."""
+    parts = [job.why]
+    if job.restarts:
+        parts.append(f"started anew {counted(job.restarts, 'time')}")
+    if job.folder_age_s is not None and not JobState(job.state).ended:
+        parts.append(f"checkpoint folder copied {span(job.folder_age_s)} ago")
+    return "; ".join(filter(None, parts))
 
 
 def _outputs(job: JobStatus) -> str:

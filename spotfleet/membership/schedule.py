@@ -117,7 +117,7 @@ class _Allocator:
         self.free = [h.host for h in hosts if h.ready and not h.leaving and h.host not in taken]
         self.coming = [h for h in hosts if not h.ready and not h.leaving and h.host not in taken]
         self.reserved: set[str] = set()
-        self.overdue: JobNeed | None = None
+        self.overdue: list[JobNeed] = []
         self.preempted: dict[str, str] = {}
         self.shrunk: dict[str, str] = {}
         self.intends: dict[str, str] = {}  # job -> the jobs from which it will take hosts
@@ -157,12 +157,13 @@ class _Allocator:
             self.reserved.update(n for n in self.free if _fits(self.rooms[n], need))
             self.free = [n for n in self.free if n not in self.reserved]
         elif need.overdue and _room([r for r in self.rooms.values() if not r.leaving], need) >= need.min_workers:
-            self.overdue = self.overdue or need
+            self.overdue.append(need)
 
-    def _is_behind(self, need: JobNeed) -> bool:
-        """Return whether an overdue job is to start before this one."""
-        return (self.overdue is not None and need.order > self.overdue.order and need.job not in self.held
-                and (not need.group or need.group == self.overdue.group or not self.overdue.group))
+    def _is_behind(self, need: JobNeed) -> JobNeed | None:
+        """Return the overdue job that is to start before this one; None if it need not wait."""
+        groups = ("", need.group)
+        return next((late for late in self.overdue if need.order > late.order and need.job not in self.held
+                     and (not need.group or late.group in groups)), None)
 
     def _take(self, need: JobNeed, lacking: int) -> None:
         """Free hosts of jobs with lower priorities, if that gives `need` room for `lacking` more workers."""
@@ -239,8 +240,8 @@ class _Allocator:
         text = f"needs {self._wanted(need)}, "
         text += f"holds {len(own)}, {free} free" if own is not None else f"{free} free"
         text = f"{text}: {holders}" if holders else text
-        if self.overdue is not None and self._is_behind(need):
-            return f"{text}; {self.overdue.job} has waited for long and goes first"
+        if late := self._is_behind(need):
+            return f"{text}; {late.job} has waited for long and goes first"
         return f"{text}; takes hosts of {self.intends[need.job]} soon" if need.job in self.intends else text
 
     def _wanted(self, need: JobNeed) -> str:

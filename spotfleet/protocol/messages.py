@@ -421,7 +421,7 @@ class JobStatus:
     checkpoint: int = 0  # version of the newest kept checkpoint; 0: none
     error: str = ""
     workers: tuple[WorkerStatus, ...] = ()
-    age_s: float = 0.0
+    age_s: float = 0.0  # since its submission; of an ended job, until its end
     step_why: str = ""  # the reason for `step_s`, once it is known
     output_bytes: int = 0  # collected from its workers' output folders
     output_age_s: float | None = None  # age of the newest of them; None: none was collected

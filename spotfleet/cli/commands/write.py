@@ -225,7 +225,7 @@ def _ended(fleet: Fleet, job: Job, down: bool, shown: str) -> None:
         status = replace(status, error="")
     failed: JobFailed | None = None
     try:
-        succeeded(status)
+        succeeded(status, _flag(fleet))
         print_message(f"job {job.id} has {status.state}: {_done(status)}")
         if status.hint:
             print_message(f"hint: {status.hint}")

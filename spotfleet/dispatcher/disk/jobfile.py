@@ -70,6 +70,10 @@ class JobRecord:
     saved: tuple[str, ...] = ()  # bundles of its checkpoint folder: the newest, and the one before it
     preempted: str = ""  # for which job it was sent back to the queue, and why; empty once it has hosts again
 
+    def age_s(self, now: float) -> float:
+        """Return the time from its submission until its end, or until `now`, Unix, while it has none."""
+        return max(0.0, (self.ended_at or now) - self.submitted_at)
+
 
 @dataclass(frozen=True)
 class StoredJob:
