@@ -74,12 +74,13 @@ class RayOnFleet:
             bundle=bundle, min_workers=least, max_workers=most, envs=dict(spec.envs), kind=RAY_KIND, per_host=True,
             priority=request.priority, setup_timeout_s=spec.setup_timeout_s, grace_s=3.0)
         refuse_leaks(job, self._secrets)
-        return self._client.submit(job, {**self._secrets, TOKEN: token_hex(32)}, wait=request.wait)
+        wait = request.wait or status.min == 0  # without a host yet, what Ray's programs ask for brings one
+        return self._client.submit(job, {**self._secrets, TOKEN: token_hex(32)}, wait=wait)
 
     def _check_ray(self) -> None:
         spec = self._record.spec
         if spec.ray is None:
-            raise UsageError(f"fleet {self._record.fleet} has no Ray: its file has no `ray`",
+            raise UsageError(f"fleet {spec.name} has no Ray: its file has no `ray`",
                              hint='write `ray: {version: "2.60.*"}` in the fleet file, take the fleet down, and '
                                   "`spotfleet up` it again")
         if spec.container.image:

@@ -6,7 +6,8 @@ import re
 import shlex
 
 from spotfleet.errors import UsageError
-from spotfleet.model import JOB_KINDS, RESIZE_POLICIES, JobSpec
+from spotfleet.model import JOB_KINDS, RAY_KIND, RESIZE_POLICIES, JobSpec
+from spotfleet.protocol.ray_cluster import TOKEN
 from spotfleet.storage.schemes import ANY_SCHEME, SCHEMES
 
 NAME_CHARS = 200
@@ -51,6 +52,17 @@ def check(spec: JobSpec, secrets: dict[str, str]) -> None:
         raise UsageError("spec.checkpoint: interval_s and keep are numbers from 0 on, an interval at most a year")
     _check_resize(spec)
     _check_restarts(spec)
+    if spec.kind == RAY_KIND:
+        _check_ray(spec, secrets)
+
+
+def _check_ray(spec: JobSpec, secrets: dict[str, str]) -> None:
+    if not spec.run or spec.argv or spec.gang or not spec.per_host or spec.container.image:
+        raise UsageError("spec: a job of kind ray runs one command on each host by itself, without a container",
+                         hint="`spotfleet ray start` submits one")
+    if not secrets.get(TOKEN):
+        raise UsageError(f"secrets: a job of kind ray needs {TOKEN}, as its cluster never runs without authentication",
+                         hint="`spotfleet ray start` makes one")
 
 
 def _check_restarts(spec: JobSpec) -> None:

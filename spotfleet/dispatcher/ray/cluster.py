@@ -102,7 +102,7 @@ class RayCluster:
         """Return the variables of this host's raylet; None while the head's versions are not known."""
         view = next((v for v in self._core.views() if v.host.request_id == host), None)
         report = self._head.report
-        if report is None or view is None:
+        if report is None or view is None or HEAD_AT not in job.spec.envs:
             return None
         found = {HEAD_AT: job.spec.envs[HEAD_AT], HOST: host, STORE: str(self._ray.object_store),
                  VERSIONS: f"{report.ray} {report.python}",
@@ -119,7 +119,7 @@ class RayCluster:
         departures = _departures(job, views, assigned) if job is not None else {}
         self._leave = self._leaving.update(departures, now)
         wanted = _Wanted()
-        if job is not None and not job.record.cancelled and self._core.settled and job.secrets.get(TOKEN):
+        if job is not None and not job.record.cancelled and job.secrets.get(TOKEN) and HEAD_AT in job.spec.envs:
             wanted = _Wanted(job.id, job.secrets[TOKEN], job.spec.envs[HEAD_AT])
         if wanted != self._wanted or {h.host for h in self._leave} != {d.host for d in self._drains}:
             self._due.set()

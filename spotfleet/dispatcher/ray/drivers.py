@@ -14,7 +14,7 @@ from spotfleet.codec import to_json
 from spotfleet.dispatcher.core import Core, NotFound
 from spotfleet.dispatcher.disk import space
 from spotfleet.dispatcher.disk.bundles import BundleStore
-from spotfleet.dispatcher.disk.files import write_json
+from spotfleet.dispatcher.disk.files import write_atomic, write_json
 from spotfleet.errors import UsageError
 from spotfleet.protocol.ray_cluster import DriverStart, RayDriver
 
@@ -48,7 +48,7 @@ class DriverDesk:
         """Return the folders of the drivers of this cluster that run, or should."""
         if job not in self._core.jobs:
             return ()
-        folders = [str(p) for p in _folders(self._core.jobs[job].folder / FOLDER) if (p / "start.json").exists()]
+        folders = [str(p) for p in _folders(self._core.jobs[job].folder / FOLDER) if (p / "command").exists()]
         return tuple(f for f in folders if f not in self._stopped)
 
     def status(self, job: str) -> tuple[RayDriver, ...]:
@@ -94,8 +94,8 @@ def _make(folder: Path, bundles: BundleStore, bundle: str, given: DriverStart) -
     if bundle:
         unpack(bundles.path(bundle), bundles.path, work)
     work.mkdir(exist_ok=True)
-    (folder / "command").write_text(given.command)
-    write_json(folder / "start.json", to_json(given))  # last: the driver starts with it
+    write_json(folder / "start.json", to_json(given))
+    write_atomic(folder / "command", given.command)  # last: the driver starts with it
 
 
 def _status(folder: Path) -> RayDriver:

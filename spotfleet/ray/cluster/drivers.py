@@ -1,6 +1,7 @@
 """Drivers of `spotfleet ray submit`: each a process beside the head, in a folder that the dispatcher has prepared.
 
-    FOLDER/start.json   DriverStart: command and environment, 0600
+    FOLDER/start.json   DriverStart: command and environment, 0600; removed when it starts
+    FOLDER/command      the command alone; written last
     FOLDER/work/        the working directory as it was shipped
     FOLDER/log          its output
     FOLDER/begun        once it has been started: it is never started twice
@@ -51,6 +52,7 @@ class Drivers:
         (folder / "begun").touch()
         try:
             given = from_json(DriverStart, json_file.read(folder / "start.json"))
+            (folder / "start.json").unlink()  # it holds secrets
             descriptor = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             with open(descriptor, "ab") as output:
                 process = subprocess.Popen(

@@ -41,9 +41,11 @@ class HeadSupervisor:
 
     def __init__(self, env: dict[str, str]) -> None:
         self.address = env[HEAD_AT]
+        host, _, port = self.address.rpartition(":")
+        self._listen = f"{start.resolved(host)}:{port}"
         self.folder = processes.make(Path(folder_of(env[TOKEN])))
         self._env = processes.environment(env, self.folder / "h") | AUTH
-        self._dashboard = start.DASHBOARD if start.has_dashboard() and not start.shares_machine(self.address) else 0
+        self._dashboard = start.DASHBOARD if start.has_dashboard() and not start.shares_machine(self._listen) else 0
         self.report = RayReport(RayState(False, problem="the head starts"), ray=start.ray_version(),
                                 python=start.python_version(), dashboard=self._dashboard)
         self.wish = RayWish()
@@ -137,18 +139,18 @@ class HeadSupervisor:
             self._note(replace(self.report, state=RayState(
                 False, problem=f"Ray is not installed on the dispatcher's machine: {install('ray')}")))
             await asyncio.Event().wait()
-        env, folder = self._env | start.head_settings(self.address.rpartition(":")[0]), self.folder / "h"
+        env, folder = self._env | start.head_settings(self._listen), self.folder / "h"
         while True:
             processes.make(folder)
             process = await asyncio.create_subprocess_exec(
-                *start.head(self.address, str(folder), self._dashboard), env=env, stdin=asyncio.subprocess.DEVNULL,
+                *start.head(self._listen, str(folder), self._dashboard), env=env, stdin=asyncio.subprocess.DEVNULL,
                 preexec_fn=processes.die_with_parent)
             self._note(replace(self.report, starts=self.report.starts + 1))
             try:
                 status = await process.wait()
             finally:
                 await _end(process)
-            ended = f"the head's processes ended with status {status}"
+            ended = f"the head's processes ended with status {status} (its log: ray.log in the dispatcher's home)"
             log.warning("%s; it is started anew", ended)
             self._note(replace(self.report, ended=ended, state=RayState(False, problem=f"{ended}; it starts anew")))
             await asyncio.to_thread(processes.end_all, folder)

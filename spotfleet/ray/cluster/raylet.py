@@ -31,7 +31,7 @@ POLL_S = 0.2
 LOOK_S = 1.0  # period of connecting to the head
 REFUSED = 2  # refused connections in a row
 AGAIN_S = 1.0  # before a raylet that has ended is started again
-END_S = 2.0  # the agent kills after 3 s
+END_S = 1.0  # the agent kills after 3 s
 ENDED = 143  # as a shell reports SIGTERM: 0 would be the end of the job
 
 
@@ -50,7 +50,7 @@ class RayletSupervisor:
         self._head, self._ip = env[HEAD_AT], env["SPOTFLEET_ADDRESS"]
         name = sha256(env["SPOTFLEET_WORKER"].encode()).hexdigest()[:8]
         self._folder = Path(folder_of(env[TOKEN])) / name
-        self._command = start.raylet(self._head, self._ip, str(self._folder), node_of(env))
+        self._command = start.raylet(self._head, start.resolved(self._ip), str(self._folder), node_of(env))
         self._env = processes.environment(env, self._folder) | AUTH
         self._over = threading.Event()
 

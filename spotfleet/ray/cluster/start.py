@@ -1,4 +1,4 @@
-"""Command lines of `ray start`, and the versions that must agree. Pure but for the versions.
+"""Command lines of `ray start`, and the versions that must agree.
 
 On machines with an address of their own every port is fixed. Several hosts on one machine (provider local, loopback
 addresses) share its ports, so there the kernel chooses them.
@@ -7,6 +7,7 @@ addresses) share its ports, so there the kernel chooses them.
 from __future__ import annotations
 
 import importlib.util
+import socket
 import sys
 from dataclasses import dataclass
 from importlib import metadata
@@ -32,6 +33,14 @@ class Node:
     cpus: int
     gpus: int
     store_bytes: int
+
+
+def resolved(host: str) -> str:
+    """Return the IP address of a host, which Ray wants. A name that cannot be resolved is returned as it is."""
+    try:
+        return str(socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return host
 
 
 def shares_machine(ip: str) -> bool:

@@ -60,7 +60,8 @@ def test_a_host_may_not_do_what_the_cli_does_nor_the_cli_what_a_host_does(play):
     async def scene(stage: Stage) -> None:
         job, host, worker = await trained(stage)
         token = stage.token(host)
-        names = {"{host}": host, "{job}": job, "{worker:.+}": worker, "{version}": "5", "{sha256}": "0" * 64}
+        names = {"{host}": host, "{job}": job, "{worker:.+}": worker, "{version}": "5", "{sha256}": "0" * 64,
+                 "{driver}": "d1"}
         for route in ROUTES:
             path = "/".join(names.get(part, part) for part in route.path.split("/"))
             if route.who is CallerKind.CLI:

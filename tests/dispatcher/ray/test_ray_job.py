@@ -12,6 +12,8 @@ from spotfleet.dispatcher.disk.jobfile import JobRecord
 from spotfleet.dispatcher.hosts import Departure, HostView
 from spotfleet.dispatcher.jobs.context import JobContext, RayView
 from spotfleet.dispatcher.jobs.job import ManagedJob
+from spotfleet.dispatcher.jobs.validation import check
+from spotfleet.errors import UsageError
 from spotfleet.fleet.domain.events import JobChanged
 from spotfleet.fleet.domain.state import Host
 from spotfleet.model import CloudState, HostState, JobSpec, JobState, Market, Offer, Role
@@ -75,6 +77,18 @@ def test_a_lost_head_is_an_event_and_the_reason_in_the_status_and_ends_no_raylet
     assert ray_job.wanted() == {"h1", "h2"}
     again = ray_job.step(UP)
     assert [e.state for e in again if isinstance(e, JobChanged)] == [JobState.RUNNING]
+
+
+@pytest.mark.parametrize(("wrong", "secrets", "said"), [
+    ({}, {}, "secrets: a job of kind ray needs RAY_AUTH_TOKEN"),
+    ({"per_host": False}, {"RAY_AUTH_TOKEN": "t"}, "one command on each host"),
+    ({"gang": True}, {"RAY_AUTH_TOKEN": "t"}, "one command on each host"),
+    ({"run": "", "argv": ("x.py",)}, {"RAY_AUTH_TOKEN": "t"}, "one command on each host"),
+])
+def test_a_cluster_without_authentication_or_of_another_form_is_refused(wrong, secrets, said):
+    check(SPEC, {"RAY_AUTH_TOKEN": "t"})
+    with pytest.raises(UsageError, match=said):
+        check(replace(SPEC, **wrong), secrets)
 
 
 def test_the_schedule_may_take_what_ray_can_spare_or_all_of_it(ray_job: RayJob):

@@ -45,7 +45,7 @@ class Wire:
     def names(self) -> dict[str, list[str]]:
         """What is real here, for each kind of place in a path."""
         return {"host": [self.host, self.other], "job": [self.job, self.job, "none-2"], "sha256": ["0" * 64],
-                "version": ["5", "900"], "name": [".metadata", "__R_0.distcp"],
+                "version": ["5", "900"], "name": [".metadata", "__R_0.distcp"], "driver": ["d1"],
                 "worker": [quote(self.worker, safe=""), self.worker, f"{self.other}%2F0%2F1"],
                 "key": ["ledger.db", f"jobs/{self.job}/logs/rank-0.log", f"jobs/{self.job}/secrets.json"]}
 

@@ -58,7 +58,7 @@ class Target:
     def names(self) -> dict[str, list[str]]:
         """What is real here, for each kind of place in a path."""
         return {"host": [self.host, self.other], "job": [self.job, self.job, "t-2"], "sha256": ["0" * 64],
-                "version": ["5", "900"], "name": [".metadata", "__R_0.distcp"],
+                "version": ["5", "900"], "name": [".metadata", "__R_0.distcp"], "driver": ["d1"],
                 "worker": [quote(self.worker, safe=""), self.worker, f"{self.other}%2F0%2F1"],
                 "key": ["ledger.db", f"jobs/{self.job}/logs/rank-0.log", f"jobs/{self.job}/secrets.json"]}
 
@@ -124,7 +124,8 @@ JOB = {"spec": {"name": "t", "argv": ["t.py"], "run": "", "setup": "", "bundle":
                 "envs": {"A": "b"}, "down": False, "checkpoint": {"interval_s": 60.0, "keep": 2, "target": ""}},
        "secrets": {"S": "t"}, "wait": True}
 SHAPES = {"/jobs": JOB, "/nodes": {"min": 1, "target": 2, "max": 2}, "/interrupt": {"notice_s": 100_000},
-          "/revoke": {"why": "x"}, "/ranges": {"ranges": [["ledger.db", 0, 10]]}, "/fetched": {"at": 1.0}}
+          "/revoke": {"why": "x"}, "/ranges": {"ranges": [["ledger.db", 0, 10]]}, "/fetched": {"at": 1.0},
+          "/drivers": {"bundle": "", "start": {"command": "true", "envs": {"A": "b"}}}}
 CHANCE = st.sampled_from([True] * 4 + [False])
 
 
