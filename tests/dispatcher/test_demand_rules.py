@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from spotfleet.dispatcher import demand as demand_module
+from spotfleet.dispatcher.cloud.group_sizes import GroupSizes
 from spotfleet.dispatcher.demand import DemandController
 from spotfleet.fleet.domain.events import DemandDecided, DemandUnmet
 from spotfleet.fleet.planner.groups import OutsideDemand
@@ -118,6 +119,20 @@ def test_rays_job_gets_just_the_hosts_that_its_demand_makes_and_no_more_than_its
     assert scene.job.sizing.asked == 2
     scene.look(waits(9))
     assert scene.look(waits(9)) == 3
+
+
+def test_a_host_that_has_just_begun_to_leave_is_not_kept_by_having_worked_a_moment_ago():
+    scene = Scene(2)
+    hosts = [SimpleNamespace(request_id=f"h-{n}", role=Role.WORKER, group="", counts=True, notice_deadline=None)
+             for n in range(2)]
+    scene.core.journal.state.hosts = hosts
+    for view in scene.views:
+        view.slots = 1
+    sizes = GroupSizes(scene.core)
+    scene.core.jobs = {}
+    assert sizes.sizes(0.0)[""].hosts == 2
+    scene.core.drains["h-1"] = "idle for 5 min, and no task needs it"
+    assert sizes.sizes(0.0)[""].hosts == 1
 
 
 def test_the_cheaper_group_is_used_and_a_host_is_as_its_nodes_are():
