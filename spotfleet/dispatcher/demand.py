@@ -51,7 +51,6 @@ class DemandController:
         self._written: dict[str, int] = {}  # group -> hosts of the last event
         self._unmet: set[str] = set()  # shapes of the last event
         self._plan: DemandPlan | None = None  # None: there is no Ray cluster
-        self._now: list[DemandGroup] = []
         self._planned: tuple[tuple[RayState, ...], list[DemandGroup], float] | None = None  # for what, and when
 
     def lines(self) -> list[str]:
@@ -59,7 +58,7 @@ class DemandController:
         return [f"Ray: {one.why}" for one in self._plan.unmet] if self._plan is not None and self._unmet else []
 
     def step(self) -> None:
-        """Give idle hosts back, and record what has changed; called in each step of the loop."""
+        """Follow the newest state, and give idle hosts back; called in each step of the loop."""
         self.refresh()
         plan, core = self._plan, self._core
         if plan is None:
@@ -69,11 +68,13 @@ class DemandController:
                 core.drains[host] = why
                 core.tick_soon()
         self.refresh()
-        self._write()
 
     def refresh(self) -> None:
-        """Follow the newest state and the hosts that there are now. A tick calls it as well: a host that has begun to
-        leave since the last step is to be replaced only if its work needs another."""
+        """Follow the newest state and the hosts that there are now, and record what changes.
+
+        A tick calls it as well: a host that has begun to leave since the last step is to be replaced only if its work
+        needs another.
+        """
         job = _ray_job(self._core.jobs.values())
         state = self._core.ray_state or (NOT_REPORTED if job is not None else None)
         if state is None:
@@ -82,8 +83,9 @@ class DemandController:
                 self._machines.groups.outside = OutsideDemand()
             return
         now = time.monotonic()
-        groups = self._now = self._groups(self._core.views(), state, job, now)
-        plan = self._planned_for(self._recent.update(state, now), groups, now)
+        groups = self._groups(self._core.views(), state, job, now)
+        plan = self._planned_for(self._recent.update(state, now), groups, job.spec.max_workers if job else None, now)
+        self._write(plan, groups)
         of_jobs = {g.name: g.jobs for g in groups}
         wished = {t.group: Wish(max(0, t.hosts - of_jobs[t.group]), f"Ray: {t.why}") for t in plan.groups}
         working = {n.host for n in state.nodes if n.idle_s <= 0} if state.up else self._hosts_of(job)
@@ -91,19 +93,18 @@ class DemandController:
         if job is not None:
             job.sizing.asked = max(1, sum(w.hosts for w in wished.values()))
 
-    def _planned_for(self, states: tuple[RayState, ...], groups: list[DemandGroup], now: float) -> DemandPlan:
+    def _planned_for(self, states: tuple[RayState, ...], groups: list[DemandGroup], most: int | None,
+                     now: float) -> DemandPlan:
         last = self._planned
         if self._plan is None or last is None or (
                 [id(s) for s in states] != [id(s) for s in last[0]] or (groups != last[1] and (
                     now - last[2] >= AGAIN_S or _names(groups) != _names(last[1])))):
-            self._plan, self._planned = plan_demand(states, groups), (states, groups, now)
+            self._plan, self._planned = plan_demand(states, groups, most), (states, groups, now)
         return self._plan
 
-    def _write(self) -> None:
+    def _write(self, plan: DemandPlan, groups: Sequence[DemandGroup]) -> None:
         """Record what has changed since the last event."""
-        core, unix, plan, groups = self._core, self._core.unix(), self._plan, self._now
-        if plan is None:
-            return
+        core, unix = self._core, self._core.unix()
         stay = {g.name: len(g.staying) for g in groups}
         for target in plan.groups:
             if target.hosts != self._written.setdefault(target.group, stay[target.group]):

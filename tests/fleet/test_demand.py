@@ -120,6 +120,13 @@ def test_the_range_of_a_group_limits_what_is_bought():
     assert [g.hosts for g in plan(state(), cpus(least=2)).groups] == [2]
 
 
+def test_the_cluster_gets_no_more_hosts_than_it_may_have_in_all_groups():
+    waits = state(waits=(task(2, GPU=1), task(25, CPU=1)))
+    limited = plan_demand([waits], [cpus(DemandHost("h-0", held=True)), gpus()], 3)
+    assert [g.new for g in limited.groups] == [1, 2]
+    assert unmet(limited)[-1] == "25 tasks or actors wait for {'CPU': 1}: there may be no more hosts than 3 for Ray"
+
+
 def test_hosts_up_to_min_are_room_for_what_waits():
     assert new(state(waits=(task(8, CPU=1),)), cpus(least=2)) == [2]
 

@@ -100,14 +100,15 @@ class DemandPlan:
     unmet: tuple[UnmetDemand, ...] = ()
 
 
-def plan_demand(states: Sequence[RayState], groups: Sequence[DemandGroup]) -> DemandPlan:
+def plan_demand(states: Sequence[RayState], groups: Sequence[DemandGroup], most: int | None = None) -> DemandPlan:
     """Return the hosts that should exist, and those that should end.
 
     `states`: all observations of the last moments, the newest last. While the cluster does not answer nothing is known
-    of its work: no host is bought for it, and none ends.
+    of its work: no host is bought for it, and none ends. `most`: hosts of all groups that the cluster may have; None:
+    as many as there may be.
     """
     known = bool(states) and all(s.up for s in states)
-    views = [_View(s, groups) for s in states] if known else []
+    views = [_View(s, groups, most) for s in states] if known else []
     newest = views[-1] if views else None
     targets = []
     for group in groups:
@@ -177,8 +178,8 @@ def _ends(group: DemandGroup, views: Sequence[_View]) -> list[tuple[str, str]]:
 class _View:
     """The needs of one observation, packed."""
 
-    def __init__(self, state: RayState, groups: Sequence[DemandGroup]) -> None:
-        self.state, self.groups = state, groups
+    def __init__(self, state: RayState, groups: Sequence[DemandGroup], most: int | None) -> None:
+        self.state, self.groups, self.most = state, groups, most
         self.nodes: dict[str, RayNode] = {n.host: n for n in state.nodes if n.host}
         self._owns = {g.name: _own(g, self) for g in groups}
         waits = self._packing()
@@ -234,7 +235,8 @@ class _View:
         for group in self.groups:
             boots = [h.name for h in group.staying if h.name not in self.nodes and not h.held]
             rooms += [_Room(name, dict(group.resources)) for name in boots if name not in reserved | draining]
-        packing = _Packing(rooms, self.groups)
+        packing = _Packing(rooms, self.groups, self.most)
+        packing.hosts = sum(not h.held and h.name not in reserved for g in self.groups for h in g.staying)
         for group in self.groups:
             packing.add_own(group, self._owns[group.name])
         return packing
@@ -278,6 +280,8 @@ class _Packing:
 
     rooms: list[_Room]
     groups: Sequence[DemandGroup]
+    most: int | None
+    hosts: int = 0  # that the cluster has or gets
     new: Counter[str] = field(default_factory=Counter)  # group -> hosts
     whys: dict[str, list[str]] = field(default_factory=dict)  # group -> why it has new ones
     used: set[str] = field(default_factory=set)  # hosts that something is packed onto
@@ -286,6 +290,7 @@ class _Packing:
     def add_own(self, group: DemandGroup, own: _Own) -> None:
         """Add the hosts that a group gets anyway; a job takes some of them."""
         self.new[group.name] += own.new
+        self.hosts += own.new - own.for_jobs
         self.rooms += [_Room("", dict(group.resources), new=True) for _ in range(own.new - own.for_jobs)]
 
     def put(self, request: RayRequest, why: str) -> None:
@@ -305,14 +310,15 @@ class _Packing:
             for bundle in bundles:
                 whole.update({r: amount * bundle.count for r, amount in bundle.resources.items()})
             bundles = [RayRequest(dict(whole))]
-        trial = _Packing([_Room(r.host, dict(r.free), r.new) for r in self.rooms], self.groups, Counter(self.new),
-                         {g: list(w) for g, w in self.whys.items()}, set(self.used))
+        trial = _Packing([_Room(r.host, dict(r.free), r.new) for r in self.rooms], self.groups, self.most, self.hosts,
+                         Counter(self.new), {g: list(w) for g, w in self.whys.items()}, set(self.used))
         apart: list[_Room] | None = [] if gang.spread else None
         for bundle in bundles:
             if trial._put(bundle.resources, bundle.count, why, apart):
                 self._refuse(bundle.resources, why)
                 return
-        self.rooms, self.new, self.whys, self.used = trial.rooms, trial.new, trial.whys, trial.used
+        self.rooms, self.hosts, self.new, self.whys, self.used = (trial.rooms, trial.hosts, trial.new, trial.whys,
+                                                                  trial.used)
 
     def _put(self, shape: Shape, count: int, why: str, apart: list[_Room] | None = None) -> int:
         """Pack `count` pieces; return the number of those left over. `apart`: rooms that may take no piece more."""
@@ -321,14 +327,19 @@ class _Packing:
         for room in sorted(self.rooms, key=lambda r: plain and bool(r.free.get(ACCELERATOR))):
             left -= self._put_into(room, shape, left, apart)
         for group in self._kinds(shape):
-            while left and len(group.staying) + self.new[group.name] < group.max:
+            while left and len(group.staying) + self.new[group.name] < group.max and not self._is_full:
                 room = _Room("", dict(group.resources), new=True)
                 self.rooms.append(room)
                 self.new[group.name] += 1
+                self.hosts += 1
                 if why not in self.whys.setdefault(group.name, []):
                     self.whys[group.name].append(why)
                 left -= self._put_into(room, shape, left, apart)
         return left
+
+    @property
+    def _is_full(self) -> bool:
+        return self.most is not None and self.hosts >= self.most
 
     def _put_into(self, room: _Room, shape: Shape, count: int, apart: list[_Room] | None) -> int:
         if apart is not None and any(r is room for r in apart):
@@ -354,6 +365,7 @@ class _Packing:
         kinds = self._kinds(shape)
         if kinds:
             full = ", ".join(f"{g.max}{f' of group {g.name}' if g.name else ''}" for g in kinds)
+            full = f"{self.most} for Ray" if self._is_full else full
             self.unmet.append(UnmetDemand(shape_text(shape), f"{why}: there may be no more hosts than {full}"))
             return
         largest = max(self.groups, key=lambda g: (sum(_times(g.resources, {r: a}, 1) for r, a in shape.items()),
