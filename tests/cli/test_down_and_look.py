@@ -175,6 +175,16 @@ def test_status_shows_hosts_and_what_they_cost(up):
     assert all(name in out for name in up.workers()) and "\x1b" not in out
 
 
+def test_status_of_a_fleet_without_hosts_says_that_its_dispatcher_still_runs_and_how_to_end_it(up):
+    up.dispatcher.going_down = "asked by `spotfleet down`"
+    while up.workers():
+        up.dispatcher.tick()
+    said = up.ok("status").err
+    assert "its dispatcher's machine still runs" in said and "`spotfleet down digits` copies them here" in said
+    up.ok("down -y")
+    assert "still runs" not in up.ok("status").err
+
+
 def test_the_second_down_says_that_nothing_is_left(up):
     up.ok("down -y")
     assert "is down already" in up.ok("down").err
