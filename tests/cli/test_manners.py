@@ -224,3 +224,9 @@ def test_a_job_that_waits_for_another_is_reported_also_without_attaching(up, mon
     said = up.ok("train hello.py -d")
     assert f"job hello-1 on fleet digits\n{printed}next: " in said.err
     up.dispatcher.jobs.clear()  # the fleet's end would wait for it
+
+
+def test_verify_refuses_a_script_for_torchrun_before_it_starts_it(user):
+    user.write("ddp.py", "import torch.distributed as dist\ndist.init_process_group('gloo')\n")
+    said = user.fails("train --verify ddp.py", code=2)
+    assert "ddp.py is a script for torchrun: it uses init_process_group" in said.err and "docs/jobs.md" in said.err
