@@ -137,7 +137,7 @@ def inside_folder(name: str) -> str:
 
 def kind_line(job: JobSpec, why: str) -> str:
     """Return one line about how a change of hosts acts on the job; "" for a job of unknown kind."""
-    what = f"{job.argv[0] if job.argv else 'the command'}: "
+    what = f"{job.argv[0]}: " if job.argv else ""
     because = f"; {why}" if why else ""
     if job.kind == "elastic":
         return f"{what}elastic job, training goes on through changes of hosts{because}"

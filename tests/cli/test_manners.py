@@ -230,3 +230,10 @@ def test_verify_refuses_a_script_for_torchrun_before_it_starts_it(user):
     user.write("ddp.py", "import torch.distributed as dist\ndist.init_process_group('gloo')\n")
     said = user.fails("train --verify ddp.py", code=2)
     assert "ddp.py is a script for torchrun: it uses init_process_group" in said.err and "docs/jobs.md" in said.err
+
+
+def test_words_without_two_dashes_and_a_script_in_a_fleet_files_place_get_the_command_to_type(up):
+    assert "hint: spotfleet run -- python hello.py, or" in up.fails("run python hello.py", code=2).err
+    for command in ("up", "launch"):
+        said = up.fails(f"{command} hello.py", code=2)
+        assert "hello.py is a Python script, not a fleet file" in said.err and "`spotfleet train hello.py`" in said.err
