@@ -69,7 +69,8 @@ def test_the_help_names_every_provider_of_this_package():
 
 
 @pytest.mark.parametrize(("script", "command", "name"), [
-    ("a/Train_it.py", "", "train-it"), ("", "", "lab"), ("", "torchrun train.py --lr 3", "torchrun"),
+    ("a/Train_it.py", "", "train-it"), ("", "", "lab"), ("", "torchrun train.py --lr 3", "train"),
+    ("", "A=1 /opt/bin/python3.11 -u a/x.py b.py", "x"), ("", "python -m timeit", "python"), ("", "cat x.py", "cat"),
     ("", "CUDA_VISIBLE_DEVICES=0 ./bin/prepare.sh", "prepare"), ("", "A=1", "lab"), ("", "[ -e x ]", "job"),
     ("", "x" * 90, "x" * 40),
 ])
