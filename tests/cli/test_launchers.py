@@ -86,6 +86,11 @@ def test_convert_prints_a_fleet_file_and_what_it_left_out(user: User):
     assert "`spotfleet convert ray.yaml > fleet.yaml` makes one" in user.fails("up ray.yaml", code=2).err
 
 
+def test_convert_writes_commands_as_a_block(user: User):
+    user.write("d.dstack.yml", "type: task\nname: t\ncommands: [pip install x, python train.py]\n")
+    assert "run: |\n  pip install x\n  python train.py\n" in user.ok("convert d.dstack.yml").out
+
+
 def test_convert_takes_horovods_hosts_in_each_form(user: User):
     (user.work / "find.sh").write_text("#!/bin/sh\necho a:4\n")
     user.write("hostfile", "a slots=4\n")

@@ -24,11 +24,24 @@ def convert(file: Path | None, *, hosts: str, slots: int, as_json: bool) -> None
         print(json.dumps(found.data, indent=1))
     else:
         source = f" from {file}" if file else ""
-        print(f"# made by `spotfleet convert`{source}\n{yaml.safe_dump(found.data, sort_keys=False)}", end="")
+        print(f"# made by `spotfleet convert`{source}\n{_yaml(found.data)}", end="")
     for line in found.left_out:
         print_message(f"left out: {line}")
     taken = f"; {counted(len(found.left_out), 'thing')} left out" if found.left_out else ""
     print_message(f"look at its plan with `spotfleet up FILE --dryrun`{taken}")
+
+
+def _yaml(data: object) -> str:
+    """Format a fleet file, with each command on a line of its own as people write it."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Dumper that writes texts of several lines as blocks."""
+
+
+_Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar(
+    "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None))
 
 
 def _converted(file: Path | None, hosts: str, slots: int) -> Converted:

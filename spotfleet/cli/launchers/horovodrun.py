@@ -14,7 +14,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,14 @@ import yaml
 from spotfleet.api import Fleet, Job
 from spotfleet.api.job import succeeded
 from spotfleet.cli.commands.follow import print_progress
-from spotfleet.cli.console import print_message, print_step
+from spotfleet.cli.console import print_message, print_step, told_if_slow
 from spotfleet.cli.launchers.convert import listed
 from spotfleet.cli.options import Interrupted
 from spotfleet.config import parse
 from spotfleet.config.foreign import horovod
 from spotfleet.config.foreign.source import name
 from spotfleet.errors import SpotfleetError, UsageError
+from spotfleet.words import counted
 
 ANY_PORT = 9  # only the route is looked up; nothing is sent
 PYTHON = re.compile(r"python(\d(\.\d+)?)?")
@@ -173,6 +174,8 @@ def own_address(where: horovod.HorovodHosts) -> str:
 def run(fleet: Fleet, given: HorovodRun, script: str, args: Sequence[str]) -> None:
     """Bring the fleet up, and run the job to its end. Raises JobFailed."""
     progress = print_step if given.verbose else _quiet
+    if not given.verbose:
+        print_message(f"starting machines for {counted(given.num_proc, 'worker')}; --verbose shows each step")
     fleet.up(progress=progress, timeout_s=given.elastic_timeout_s)
     job = fleet.train(script, args, np=given.np, detach=True, progress=print_step)
     if given.verbose:
@@ -214,7 +217,8 @@ def end(fleet: Fleet, given: HorovodRun) -> None:
         return
     if given.timeline is not None:
         given.timeline.write_text(json.dumps(timeline(fleet.events())))
-    done = fleet.down(progress=print_step if given.verbose else _quiet)
+    with nullcontext() if given.verbose else told_if_slow("copying the results and ending the machines ..."):
+        done = fleet.down(progress=print_step if given.verbose else _quiet)
     for line in (*done.missing, *done.partial):
         print_message(f"not collected: {line}")
 
