@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from spotfleet import catalog
 from spotfleet.config import foreign, parse
 from spotfleet.config.foreign import horovod
+from spotfleet.config.gpus import MEMORY_GB
 from spotfleet.errors import UsageError
 from spotfleet.model import FleetSpec, Need, Nodes
 
@@ -124,13 +127,53 @@ resources: {gpu: {name: [L4, A10G], count: 1..4}, cpu: 4}
     found = spec(data)
     assert [(n.accelerator, n.accelerator_count) for n in found.any_of] == [("L4", 1), ("A10G", 1)]
     assert (found.nodes, found.envs) == (Nodes(2, 2, 2), {"TOKEN": "x", "EPOCHS": "3"})
-    assert found.run == "pip install -r r.txt\npython train.py\n" and found.max_lifetime_s == 7200
+    assert found.run.endswith("\npip install -r r.txt\npython train.py\n") and found.max_lifetime_s == 7200
     assert found.file_mounts == {"data": "/data"} and found.container.image == "nvcr.io/nvidia/pytorch"
-    assert [line.partition(":")[0] for line in left_out] == ["resources.gpu"]
+    assert [line.partition(":")[0] for line in left_out] == ["resources.gpu", "spot_policy"]
     data, left_out = converted("type: dev-environment\nide: vscode\ninit: [pip install x]\nbackends: [aws]\n"
-                               "resources: {gpu: 24GB}\n")
-    assert (spec(data).setup, spec(data).run) == ("pip install x\n", "")
-    assert [line.partition(":")[0] for line in left_out] == ["resources.gpu", "ide"]
+                               "spot_policy: spot\nresources: {gpu: 24GB}\n")
+    assert spec(data).setup.endswith("\npip install x\n") and spec(data).run == ""
+    assert [line.partition(":")[0] for line in left_out] == ["ide"]
+
+
+def test_a_task_of_dstack_stops_at_its_first_failure_and_finds_its_variables():
+    data, left_out = converted("""
+type: task
+env: ["TOKEN=${{ secrets.token }}", A=1]
+commands: [cd t, "python x.py ${{ run.args }}", 'echo $DSTACK_NODE_RANK,$DSTACK_GPUS_NUM,$DSTACK_MPI_HOSTFILE,$A']
+""")
+    script = data["run"].replace("cd t", "cd /").replace("python x.py", "true")
+    env = {"SPOTFLEET_NODE_RANK": "1", "SPOTFLEET_NUM_NODES": "2", "SKYPILOT_NUM_GPUS_PER_NODE": "4", "A": "1"}
+    said = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert (said.stdout, said.stderr) == ("1,8,,1\n", "")
+    assert data["secrets"] == {"TOKEN": None} and data["envs"] == {"A": "1"}
+    assert [line.partition(":")[0] for line in left_out] == ["spot_policy", "env.TOKEN", "commands", "commands"]
+    failing = subprocess.run(["bash", "-c", script.replace("cd /", "false")], env=env, capture_output=True, check=False)
+    assert (failing.returncode, failing.stdout) == (1, b"")
+
+
+@pytest.mark.parametrize(("gpu", "found"), [
+    ("80GB:8", ["A100-80GB:8", "H100:8", "H100-MEGA:8"]), ("amd:1", "MI300X:1"),
+    ("{memory: 16GB..24GB, count: 1..}", ["T4:1", "V100:1", "A10:1", "A10G:1", "L4:1"]), ("tpu", "tpu:1"),
+    ("google:8", "google:8"), ("7GB", "7GB"),
+])
+def test_a_gpu_of_dstack_that_is_named_by_its_memory_is_any_with_so_much(gpu, found):
+    data, _ = converted(f"type: task\ncommands: [x]\nresources: {{gpu: {gpu}}}\n")
+    assert data["resources"]["accelerators"] == found
+
+
+def test_a_gpu_that_nothing_here_has_gives_no_fleet_without_gpus():
+    data, left_out = converted("type: task\ncommands: [x]\nresources: {gpu: 7GB}\n")
+    assert left_out[0] == "resources.gpu: 7GB: no GPU of that kind is known; name one under `accelerators`"
+    with pytest.raises(UsageError, match=r"resources.accelerators: expected NAME or NAME:COUNT .* got '7GB'"):
+        spec(data)
+
+
+def test_the_memory_of_each_gpu_that_the_catalog_sells_is_known():
+    folder = Path(catalog.__file__).parent / "data"
+    sold = {fields[4] for file in folder.glob("*.csv") for line in file.read_text().splitlines()
+            if (fields := line.split(","))[0] == "machine"}
+    assert sold - {""} == set(MEMORY_GB)
 
 
 def test_an_ssh_fleet_of_dstack_names_its_first_machine_as_the_dispatchers():
