@@ -37,6 +37,7 @@ available_node_types:
       InstanceMarketOptions: {MarketType: spot, SpotOptions: {MaxPrice: "0.9"}}
       BlockDeviceMappings: [{DeviceName: /dev/sda1, Ebs: {VolumeSize: 140}}]
       SubnetIds: [subnet-1]
+      SecurityGroupIds: [sg-0a1b2c3d4e5f67890]
 file_mounts: {/data: ../data}
 rsync_exclude: ["**/.git"]
 setup_commands: [pip install torch, pip install x]
@@ -67,12 +68,54 @@ def test_a_cluster_file_of_ray_becomes_a_fleet_whose_head_is_the_dispatcher():
     assert found.dispatcher == Need(instance_type="m5.large", use_spot=False)
     assert (found.section["disk_gib"], found.section["image"], found.section["user"]) == (
         140, "ami-0a1b2c3d4e5f67890", "ec2-user")
-    assert found.setup == "pip install torch\npip install x\nnvidia-smi\n" and found.autostop.idle_s == 300
+    assert found.setup.endswith("\npip install torch\npip install x\nnvidia-smi\n") and found.autostop.idle_s == 300
+    assert data["aws"]["networks"] == {"us-west-2": {"security_groups": ["sg-0a1b2c3d4e5f67890"]}}
     assert found.file_mounts == {"/data": "/data"} and found.container.image == "rayproject/ray:latest-gpu"
     assert {line.partition(":")[0] for line in left_out} == {
         "docker.container_name", "upscaling_speed", "auth.ssh_private_key", "provider.cache_stopped_nodes",
         "rsync_exclude", "head_setup_commands", "head_start_ray_commands", "worker_start_ray_commands",
         "available_node_types.worker.node_config.SubnetIds"}
+
+
+def test_each_setup_command_of_ray_has_a_shell_of_its_own_and_the_first_failure_ends_the_setup():
+    data, left_out = converted("cluster_name: a\nprovider: {type: aws, region: us-east-1}\nworker_nodes: {}\n"
+                               "setup_commands: [cd /, pwd, 'false', echo not reached, echo x >> ~/.bashrc]\n")
+    said = subprocess.run(["bash", "-c", data["setup"]], capture_output=True, text=True, check=False, cwd="/usr")
+    assert (said.returncode, said.stdout) == (1, "/usr\n")
+    assert any(line.startswith("setup_commands: `setup` and jobs read no ~/.bashrc") for line in left_out)
+
+
+def test_workers_of_ray_have_the_image_the_commands_and_the_number_of_their_type():
+    data, left_out = converted("""
+cluster_name: a
+provider: {type: gcp, region: us-central1}
+docker: {image: common, head_image: h}
+setup_commands: [echo a]
+worker_setup_commands: [echo all]
+head_node_type: head
+available_node_types:
+  head: {max_workers: 0, node_config: {machineType: n2-standard-2}}
+  w:
+    max_workers: 3
+    docker: {worker_image: own}
+    worker_setup_commands: [echo own]
+    node_config:
+      machineType: g2-standard-4
+      disks: [{boot: true, initializeParams: {diskSizeGb: 70, sourceImage: projects/p/global/images/family/f}}]
+""")
+    assert (data["container"], data["nodes"]) == ("own", {"min": 1, "max": 3})
+    assert data["setup"].splitlines()[1:] == ["echo a", "echo own"]
+    assert data["gcp"] == {"disk": 70, "image": "projects/p/global/images/family/f"}
+    assert [line.partition(":")[0] for line in left_out] == ["docker.head_image", "min_workers"]
+
+
+def test_a_head_type_of_ray_that_may_have_workers_is_one_of_their_types():
+    data, _ = converted("cluster_name: a\nmax_workers: 9\nprovider: {type: aws, region: us-east-1}\n"
+                        "head_node_type: h\navailable_node_types:\n"
+                        "  h: {max_workers: 2, node_config: {InstanceType: m5.large}}\n"
+                        "  w: {max_workers: 3, node_config: {InstanceType: c5.large}}\n")
+    assert sorted(one["instance_type"] for one in data["resources"]["any_of"]) == ["c5.large", "m5.large"]
+    assert data["nodes"]["max"] == 5 and data["dispatcher"] == {"instance_type": "m5.large"}
 
 
 def test_an_older_cluster_file_and_one_of_machines_that_exist():
