@@ -18,6 +18,8 @@ from spotfleet.cli.options import (
     Cluster,
     ConvertedOutput,
     Discover,
+    EngineFlag,
+    EngineValue,
     Env,
     Everywhere,
     Format,
@@ -28,6 +30,7 @@ from spotfleet.cli.options import (
     Interrupted,
     MaxRestarts,
     Name,
+    Nics,
     NoRetry,
     OnHost,
     Output,
@@ -167,7 +170,7 @@ def launch(
          secret=secret or [], dryrun=dryrun, infra=infra)
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@app.command(context_settings={"allow_interspersed_args": False})
 def horovodrun(
     words: Annotated[list[str] | None, typer.Argument(metavar="COMMAND", show_default=False)] = None,
     num_proc: Annotated[int, typer.Option("-np", "--num-proc", min=1, show_default=False,
@@ -192,6 +195,7 @@ def horovodrun(
     dispatcher: Annotated[str, typer.Option("--dispatcher", metavar="HOST", show_default=False,
                                             help="The machine that runs no workers; default: this one.")] = "",
     gloo: Annotated[bool, typer.Option("--gloo", hidden=True)] = False,
+    engine: EngineFlag = False, tuning: EngineValue = None, nics: Nics = "",
 ) -> None:
     """Run a script on machines over SSH, with horovodrun's flags.
 
@@ -200,7 +204,7 @@ def horovodrun(
     call("launchers.horovodrun", "main", words or [], num_proc=num_proc, min_num_proc=min_np, max_num_proc=max_np,
          slots=slots, hosts=hosts, hostfile=hostfile, script=script, reset_limit=reset_limit,
          elastic_timeout_s=elastic_timeout, timeline=timeline, verbose=verbose, output=output, ssh_port=ssh_port,
-         identity_file=identity, dispatcher=dispatcher)
+         identity_file=identity, dispatcher=dispatcher, engine=engine or bool(tuning), nics=bool(nics))
 
 
 @app.command()

@@ -74,6 +74,16 @@ Priority = Annotated[int, typer.Option("--priority", metavar="N", min=-1000, max
                                        help="The highest gets hosts first, and those of lower ones that can start "
                                             "again or shrink.")]
 NoRetry = Annotated[bool, typer.Option("--no-retry", help="The loss of a host fails the job.")]
+# Flags of horovodrun that set MPI or the engine of Horovod. They are accepted, with a note.
+EngineFlag = Annotated[bool, typer.Option(
+    "--mpi", "--jsrun", "--tcp", "--disable-cache", "--hierarchical-allreduce", "--hierarchical-allgather",
+    "--torus-allreduce", "--autotune", "--timeline-mark-cycles", "--no-stall-check", "--mpi-threads-disable",
+    "--log-with-timestamp", "--prefix-output-with-timestamp", hidden=True)]
+EngineValue = Annotated[list[str] | None, typer.Option(
+    "--fusion-threshold-mb", "--cycle-time-ms", "--cache-capacity", "--log-level", "--gloo-timeout-seconds",
+    "--num-nccl-streams", "--stall-check-warning-time-seconds", "--stall-check-shutdown-time-seconds",
+    "--autotune-log-file", "--mpi-args", "--binding-args", "--thread-affinity", hidden=True)]
+Nics = Annotated[str, typer.Option("--network-interface", "--network-interfaces", "--nics", hidden=True)]
 TAIL = "spotfleet.tail"  # key in a context: the words after `--`
 
 

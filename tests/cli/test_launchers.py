@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spotfleet.cli.launchers.horovodrun import HorovodRun, fleet_file, hosts_of, own_address, program, timeline
+from spotfleet.cli.launchers.horovodrun import HorovodRun, fleet_file, hosts_of, notes, own_address, program, timeline
 from spotfleet.config.foreign.horovod import HorovodHosts
 from spotfleet.errors import UsageError
 from tests.support.cli.cli_user import User
@@ -58,10 +58,19 @@ def test_this_machine_runs_the_dispatcher_at_its_address_on_the_way_to_the_hosts
     ("-np 1 -H a:1 --hostfile h python x.py", "name the same thing; keep one of them"),
     ("-np 1 -H a:b python x.py", "expected HOST:SLOTS, got 'a:b'"),
     ("-np 1 --hostfile nowhere python x.py", "--hostfile nowhere: "),
+    ("-np 1 --config-file c.yaml python x.py", "No such option: --config-file"), ("--check-build", "No such option"),
+    ("--log-level DEBUG --mpi --network-interface eth0 -np 4 -H a:2 python x.py", "-np 4: the hosts have 2 slots"),
 ])
 def test_flags_that_do_not_fit_are_refused_before_anything_is_made(user: User, line, said):
     assert said in user.fails(f"horovodrun {line}", code=2).err
     assert user.cloud.living() == []
+
+
+def test_flags_that_change_nothing_here_are_noted():
+    here = HorovodHosts((("a", 1),))
+    assert notes(HorovodRun(1), here) == []
+    found = notes(HorovodRun(1, engine=True, nics=True, reset_limit=3), here)
+    assert [line.split()[0] for line in found] == ["flags", "--network-interface", "--reset-limit"]
 
 
 def test_a_timeline_counts_microseconds_from_the_first_event():
