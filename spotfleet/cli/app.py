@@ -17,26 +17,35 @@ from spotfleet.cli.options import (
     CheckpointDir,
     Cluster,
     ConvertedOutput,
+    Cpus,
     Discover,
     EngineFlag,
     EngineValue,
     Env,
+    EnvFile,
     Everywhere,
     Format,
     FromTerraform,
+    Gpus,
     Grace,
     Host,
+    IdleMinutes,
     Infra,
+    InstanceType,
     Interrupted,
     MaxRestarts,
+    Memory,
     Name,
     Nics,
     NoRetry,
+    NumNodes,
     OnHost,
     Output,
     Priority,
     ResumeArgs,
+    Retry,
     Tailed,
+    UseSpot,
     Watch,
     Yes,
     call,
@@ -160,14 +169,18 @@ def launch(
     secret: Annotated[list[str] | None, typer.Option("--secret", metavar="K", show_default=False,
                                                      help="A secret variable, taken from your environment.")] = None,
     dryrun: Annotated[bool, typer.Option("--dryrun", "--dry-run", help="Only show the plan.")] = False,
-    infra: Infra = "",
+    infra: Infra = "", gpus: Gpus = "", num_nodes: NumNodes = 0, cpus: Cpus = "", memory: Memory = "",
+    instance_type: InstanceType = "", use_spot: UseSpot = None, idle: IdleMinutes = 0, env_file: EnvFile = None,
+    retry: Retry = False,
 ) -> None:
     """Start a fleet, run the file's `setup` and `run`, and show the output.
 
     The same as `up` and then `train` without a script. The fleet stays, unless --down.
     """
     call("launchers.launch", "launch", file, cluster=cluster, down=down, detach=detach, yes=yes, env=env or [],
-         secret=secret or [], dryrun=dryrun, infra=infra)
+         secret=secret or [], dryrun=dryrun, infra=infra, num_nodes=num_nodes, env_file=env_file, retry=retry,
+         resources={"accelerators": gpus, "cpus": cpus, "memory": memory, "instance_type": instance_type,
+                    "use_spot": use_spot, "autostop": {"idle_minutes": idle} if idle else None})
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from spotfleet.cli.launchers.horovodrun import HorovodRun, fleet_file, hosts_of, notes, own_address, program, timeline
+from spotfleet.cli.launchers.launch import of_file
 from spotfleet.config.foreign.horovod import HorovodHosts
 from spotfleet.errors import UsageError
 from tests.support.cli.cli_user import User
@@ -77,6 +78,19 @@ def test_a_timeline_counts_microseconds_from_the_first_event():
     found = timeline([{"kind": "A", "at": 5.0, "host": "h"}, {"kind": "B", "at": 6.5, "why": "x", "list": [1]}])
     assert [(e["name"], e["ts"], e["pid"]) for e in found] == [("A", 0, "h"), ("B", 1_500_000, "fleet")]
     assert found[1]["args"] == {"kind": "B", "at": 6.5, "why": "x"}
+
+
+# --- launch
+
+
+def test_launch_takes_the_sizes_and_the_file_of_variables_that_sky_launch_takes(user: User):
+    user.write("task.yaml", "name: t\nresources: {infra: local, cpus: 9+}\nenvs: {A: , B: }\nrun: x\n")
+    user.write(".env", "# mine\nexport A='1 2'\nB=3\n")
+    said = user.ok("launch task.yaml --num-nodes 3 --cpus 1+ --no-use-spot -i 5 -r --env-file .env --dryrun")
+    assert "3 hosts" in said.out and " spot " not in said.out
+    assert of_file(Path(".env")) == {"A": "1 2", "B": "3"}
+    user.write(".env", "A 1\n")
+    assert ".env:1: expected NAME=VALUE" in user.fails("launch task.yaml --env-file .env --dryrun", code=2).err
 
 
 # --- convert

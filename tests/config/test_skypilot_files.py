@@ -189,6 +189,15 @@ def test_the_command_line_names_the_provider_of_any_file():
     assert (found.spec.provider, found.notes) == ("aws", ())
 
 
+def test_sizes_of_the_command_line_go_over_those_of_the_file_and_of_its_alternatives():
+    text = ("provider: aws\nnodes: {min: 1, max: 2}\nresources: {gpus: T4, cpus: 4, any_of: [{accelerators: L4}, "
+            "{accelerators: A10G, use_spot: true}]}\nrun: x")
+    over = Given(resources={"accelerators": "A100:8", "use_spot": False}, num_nodes=3)
+    spec = parse(text, FILE, {}, given=over).spec
+    need = Need(accelerator="A100", accelerator_count=8, use_spot=False, min_vcpus=4.0, max_vcpus=4.0)
+    assert (spec.any_of, spec.nodes.target) == ((need,), 3)
+
+
 def test_hosts_with_the_best_network_are_placed_together():
     text = "resources: {infra: aws, accelerators: 'H100:8', network_tier: best}\nnum_nodes: "
     assert [draft(f"{text}{n}").spec.placement for n in (1, 2)] == ["spread", "cluster"]
