@@ -56,6 +56,8 @@ class HorovodRun:
     ssh_port: int = 0
     identity_file: str = ""
     dispatcher: str = ""
+    engine: bool = False  # a flag for MPI or for the engine of Horovod was given
+    nics: bool = False  # network interfaces were named
 
     @property
     def np(self) -> tuple[int, int]:
@@ -76,11 +78,8 @@ def horovodrun(words: Sequence[str], given: HorovodRun) -> None:
         data["environment"]["python"] = words[0]
     if given.verbose:
         print_message(f"the fleet file:\n{yaml.safe_dump(data, sort_keys=False)}")
-    if where.here and len(list(Path("/dev").glob("nvidia[0-9]*"))) > 1:
-        print_message("note: workers on this machine alone are hosts with one slot each, all with LOCAL_RANK 0; to use "
-                      "several GPUs, name the machine: -H NAME:GPUS, and another one as --dispatcher")
-    if given.reset_limit:
-        print_message("note: --reset-limit is not followed: a job goes on as long as --min-np workers remain")
+    for note in notes(given, where):
+        print_message(f"note: {note}")
     fleet = Fleet(parse(yaml.safe_dump(data), Path.cwd() / f"{data['name']}.yaml", os.environ, check_files=True))
     try:
         run(fleet, given, script, args)
@@ -92,6 +91,23 @@ def horovodrun(words: Sequence[str], given: HorovodRun) -> None:
         end(fleet, given)
         raise
     end(fleet, given)
+
+
+def notes(given: HorovodRun, where: horovod.HorovodHosts) -> list[str]:
+    """Return what is different here from horovodrun, for the flags that were given."""
+    found = []
+    if where.here and len(list(Path("/dev").glob("nvidia[0-9]*"))) > 1:
+        found.append("workers on this machine alone are hosts with one slot each, all with LOCAL_RANK 0; to use "
+                     "several GPUs, name the machine: -H NAME:GPUS, and another one as --dispatcher")
+    if given.engine:
+        found.append("flags for MPI and for Horovod's engine (fusion, cycle time, cache, autotune, stall check, log "
+                     "level) change nothing: gradients travel through torch.distributed")
+    if given.nics:
+        found.append("--network-interface is not followed: a host uses the address of its route to the dispatcher; in "
+                     "a fleet file, `ssh.hosts: [{host: ..., address: ...}]` names another")
+    if given.reset_limit:
+        found.append("--reset-limit is not followed: a job goes on as long as --min-np workers remain")
+    return found
 
 
 def program(words: Sequence[str]) -> tuple[str, tuple[str, ...], str]:
