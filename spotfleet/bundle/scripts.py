@@ -44,6 +44,7 @@ SAVING_PACKAGES = frozenset(("lightning", "pytorch_lightning"))
 COLLECTED = frozenset(("SPOTFLEET_OUTPUT", "SPOTFLEET_CHECKPOINT_DIR"))
 COLLECTIVES = ("DistributedOptimizer", "allreduce", "grouped_", "allgather", "reducescatter", "alltoall")
 _MISSING = re.compile(r"(?m)^ModuleNotFoundError: No module named '(horovod[\w.]*)'")
+_NO_MODULE = re.compile(r"(?m)^ModuleNotFoundError: No module named '(\w+)[\w.]*'")
 _PLACE = re.compile(r'(?m)^  File "([^"]+)", line (\d+), in .*\n    (.+)$')
 
 
@@ -313,3 +314,12 @@ def horovod_advice(error: str) -> str:
         if re.search(r"\bhorovod\b", text):
             return HorovodImport(path.rpartition("/")[2], int(line), text.strip()).advice
     return "write `import spotfleet.train as hvd` where the script imports horovod.torch"
+
+
+def module_advice(output: str) -> str:
+    """Return what to do about output whose last such line names a module that the hosts lack; "" for any other."""
+    found = _NO_MODULE.findall(output)
+    if not found or found[-1] == HOROVOD:
+        return ""
+    return (f"the hosts have no module {found[-1]}: to install a package, write `setup: pip install PACKAGE` in "
+            "the fleet file, then `spotfleet up FILE`; a file of yours must lie in the working directory")
