@@ -159,8 +159,11 @@ def launched(facts: ScriptFacts, launcher: str) -> ScriptKind:
     return kind_of(facts)
 
 
-def remarks(facts: ScriptFacts, workers: int) -> list[str]:
-    """Return what a user should know before the script runs on up to `workers` workers, each line with its hint."""
+def remarks(facts: ScriptFacts, workers: int, launcher: str = "") -> list[str]:
+    """Return what a user should know before the script runs on up to `workers` workers, each line with its hint.
+
+    With `--launcher command` the user has asked that each worker runs all of the script alone.
+    """
     lines = [f"it imports Horovod, in whose place hosts have spotfleet.train; hint: {found.advice}"
              for found in facts.horovod]
     if facts.lacks_elastic_run and facts.together:
@@ -169,7 +172,7 @@ def remarks(facts: ScriptFacts, workers: int) -> list[str]:
     elif facts.lacks_elastic_run and workers > 1:
         lines.append("it calls hvd.init() and has neither hvd.DistributedOptimizer nor hvd.elastic.run: each of up to "
                      f"{workers} workers trains alone; hint: wrap the optimizer, and {ELASTIC_HINT}")
-    elif facts.lacks_init and workers > 1 and kind_of(facts).kind != "restart":
+    elif facts.lacks_init and workers > 1 and launcher != "command" and kind_of(facts).kind != "restart":
         lacks = "calls no hvd.init()" if facts.trains else "does not import spotfleet.train"
         lines.append(f"it {lacks}: each of up to {workers} workers runs all of it alone; "
                      f"hint: --np 1, or {ELASTIC_HINT}")
