@@ -243,7 +243,7 @@ def submit(home: Home, record: FleetRecord, secrets: Mapping[str, str], client: 
     refuse_leaks(job, secrets)
     if line := kind_line(job, kind_for(job.argv, request, record.spec).why):
         progress(line)
-    for line in _remarks(job, Path(record.spec.workdir)):
+    for line in _remarks(job, Path(record.spec.workdir), request.options.launcher):
         progress(line)
     shipped = ship_working_directory(home, record, secrets, client, progress)
     for line in shipped.left_out:
@@ -261,13 +261,13 @@ def submit(home: Home, record: FleetRecord, secrets: Mapping[str, str], client: 
         return client.submit(replace(job, bundle=shipped.sha256), dict(secrets), wait=request.wait)
 
 
-def _remarks(job: JobSpec, workdir: Path) -> list[str]:
+def _remarks(job: JobSpec, workdir: Path, launcher: str) -> list[str]:
     """Return what a user should know about the job's script before it runs."""
     if not job.argv:
         return []
     facts = scripts.read(workdir / job.argv[0])
     lost = "" if job.checkpoint_dir else scripts.uncollected(facts, together=job.restarts)
-    return [*scripts.remarks(facts, job.max_workers), *([lost] if lost else [])]
+    return [*scripts.remarks(facts, job.max_workers, launcher), *([lost] if lost else [])]
 
 
 def ship_working_directory(home: Home, record: FleetRecord, secrets: Mapping[str, str], client: DispatcherClient,

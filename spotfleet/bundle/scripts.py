@@ -44,6 +44,7 @@ SAVING_PACKAGES = frozenset(("lightning", "pytorch_lightning"))
 COLLECTED = frozenset(("SPOTFLEET_OUTPUT", "SPOTFLEET_CHECKPOINT_DIR"))
 COLLECTIVES = ("DistributedOptimizer", "allreduce", "grouped_", "allgather", "reducescatter", "alltoall")
 _MISSING = re.compile(r"(?m)^ModuleNotFoundError: No module named '(horovod[\w.]*)'")
+_NO_MODULE = re.compile(r"(?m)^ModuleNotFoundError: No module named '(\w+)[\w.]*'")
 _PLACE = re.compile(r'(?m)^  File "([^"]+)", line (\d+), in .*\n    (.+)$')
 
 
@@ -158,8 +159,11 @@ def launched(facts: ScriptFacts, launcher: str) -> ScriptKind:
     return kind_of(facts)
 
 
-def remarks(facts: ScriptFacts, workers: int) -> list[str]:
-    """Return what a user should know before the script runs on up to `workers` workers, each line with its hint."""
+def remarks(facts: ScriptFacts, workers: int, launcher: str = "") -> list[str]:
+    """Return what a user should know before the script runs on up to `workers` workers, each line with its hint.
+
+    With `--launcher command` the user has asked that each worker runs all of the script alone.
+    """
     lines = [f"it imports Horovod, in whose place hosts have spotfleet.train; hint: {found.advice}"
              for found in facts.horovod]
     if facts.lacks_elastic_run and facts.together:
@@ -168,7 +172,7 @@ def remarks(facts: ScriptFacts, workers: int) -> list[str]:
     elif facts.lacks_elastic_run and workers > 1:
         lines.append("it calls hvd.init() and has neither hvd.DistributedOptimizer nor hvd.elastic.run: each of up to "
                      f"{workers} workers trains alone; hint: wrap the optimizer, and {ELASTIC_HINT}")
-    elif facts.lacks_init and workers > 1 and kind_of(facts).kind != "restart":
+    elif facts.lacks_init and workers > 1 and launcher != "command" and kind_of(facts).kind != "restart":
         lacks = "calls no hvd.init()" if facts.trains else "does not import spotfleet.train"
         lines.append(f"it {lacks}: each of up to {workers} workers runs all of it alone; "
                      f"hint: --np 1, or {ELASTIC_HINT}")
@@ -313,3 +317,12 @@ def horovod_advice(error: str) -> str:
         if re.search(r"\bhorovod\b", text):
             return HorovodImport(path.rpartition("/")[2], int(line), text.strip()).advice
     return "write `import spotfleet.train as hvd` where the script imports horovod.torch"
+
+
+def module_advice(output: str) -> str:
+    """Return what to do about output whose last such line names a module that the hosts lack; "" for any other."""
+    found = _NO_MODULE.findall(output)
+    if not found or found[-1] == HOROVOD:
+        return ""
+    return (f"the hosts have no module {found[-1]}: to install a package, write `setup: pip install PACKAGE` in "
+            "the fleet file, then `spotfleet up FILE`; a file of yours must lie in the working directory")

@@ -93,11 +93,14 @@ def _against(view: CostView) -> str:
 def _interrupted(view: CostView) -> str:
     lost = view.costs.breakdown.repeated + view.costs.breakdown.pause
     times = len(view.interruptions)
+    uncounted = any(job.uncounted for f in view.costs.fleets for job in f.report.jobs)
     if times and not lost:
-        return f"{count(times, 'interruption').capitalize()}, which cost no job a step or a pause."
+        return (f"{count(times, 'interruption').capitalize()}, which cost no job "
+                + ("whose steps are counted " if uncounted else "") + "a step or a pause.")
     if times:
         return (f"{count(times, 'interruption').capitalize()} cost {money(lost)} in repeated steps and pauses, "
-                f"{percent(lost, view.costs.micros)} of the bill.")
+                f"{percent(lost, view.costs.micros)} of the bill"
+                + (", without the jobs whose steps nobody counts." if uncounted else "."))
     if lost:
         return f"It was never interrupted; {money(lost)} went into pauses and repeated steps when the group changed."
     return "The cloud took no machine away."

@@ -61,8 +61,10 @@ def _jobs(view: CostView) -> SafeHtml:
     places = digits(view.costs.micros)
     rows = [[*([f.fleet] if many else []), j.job, j.name or "-",
              *_amounts(j.micros + j.traffic_micros, j.on_demand_micros + j.traffic_micros, places),
-             f"{j.useful_steps:,}", "-" if j.micros_per_1000_steps is None else money(j.micros_per_1000_steps),
-             f"{j.repeated_steps:,}", money(j.repeated_micros + j.pause_micros)]
+             "-" if j.uncounted else f"{j.useful_steps:,}",
+             "-" if j.micros_per_1000_steps is None else money(j.micros_per_1000_steps),
+             *(("-", "-") if j.uncounted else
+               (f"{j.repeated_steps:,}", money(j.repeated_micros + j.pause_micros)))]
             for f in view.costs.fleets for j in f.report.jobs]
     says = ("What each job's share of the machines cost, with its traffic. Lost is what repeated steps and pauses "
             "cost. The dispatcher, disks, addresses and machines that no job held are no job's.")

@@ -141,6 +141,19 @@ def test_other_errors_name_no_line():
     assert horovod_advice("ValueError: No module named 'horovod'") == ""
 
 
+def test_a_script_that_is_to_run_alone_on_each_worker_gets_no_remark_that_it_does(tmp_path):
+    (tmp_path / "train.py").write_text(PLAIN)
+    assert remarks(read(tmp_path / "train.py"), 4) and not remarks(read(tmp_path / "train.py"), 4, "command")
+
+
+def test_a_module_that_the_hosts_lack_is_named_with_the_way_to_get_it():
+    raised = "Traceback ...\nModuleNotFoundError: No module named 'accelerate.utils'\n"
+    assert "no module accelerate: " in scripts.module_advice(raised)
+    assert "`setup: pip install PACKAGE`" in scripts.module_advice(raised)
+    for output in ("No module named 'x'\n", "ModuleNotFoundError: No module named 'horovod.torch'\n", ""):
+        assert scripts.module_advice(output) == ""
+
+
 def test_the_examples_get_no_remark():
     examples = Path(__file__).parents[2] / "examples"
     assert [remarks(read(examples / name), 4) for name in ("digits.py", "gpt.py")] == [[], []]

@@ -217,6 +217,11 @@ def test_logs_show_the_newest_job_or_the_one_named(up):
     assert "no job 'hello-9'" in up.fails("logs hello-9").err
 
 
+def test_a_script_that_misses_a_package_fails_with_the_way_to_get_it(up):
+    up.write("lacks.py", "import surely_not_there\n")
+    assert "the hosts have no module surely_not_there: " in up.fails_with_traceback("train lacks.py").err
+
+
 def test_a_mistyped_option_before_the_script_is_not_called_a_missing_script(up):
     said = up.fails("train --fleet digits hello.py", code=2)
     assert "error: train has no option --fleet" in said.err and "-c FLEET" in said.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -69,6 +70,17 @@ def test_an_interruption_that_cost_nothing_is_said_to_have_cost_nothing():
     said = page(FleetLedgers("f", events, 7200.0)).said
     assert "1 interruption, which cost no job a step or a pause." in said
     assert "Cost report, 1 Jan 1970, 00:00 to 02:00 UTC (2 h)" in said
+
+
+def test_the_page_claims_no_loss_of_jobs_whose_steps_nobody_counts():
+    known = view((sample_ledger.books(),), AT, since=None, until=None)
+    fleets = tuple(replace(f, report=replace(f.report, jobs=tuple(replace(j, useful_steps=0, micros_per_1000_steps=None)
+                                                                  for j in f.report.jobs)))
+                   for f in known.costs.fleets)
+    said = Page(cost_page(replace(known, costs=replace(known.costs, fleets=fleets)))).said
+    assert "of the bill, without the jobs whose steps nobody counts." in said
+    jobs = said.partition("By job")[2].partition("What happened")[0]
+    assert jobs.count("- - - -") == len(fleets[0].report.jobs) and "- - - -" not in page(sample_ledger.books()).said
 
 
 def test_a_fleet_that_lives_has_cost_so_far():

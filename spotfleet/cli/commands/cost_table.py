@@ -13,7 +13,7 @@ from spotfleet.cli.tables import flow, table
 from spotfleet.fleet.cost.boots import BootLine, boots_by_pool, median_s
 from spotfleet.fleet.cost.compare import Difference, Reconciliation
 from spotfleet.fleet.cost.groups import Breakdown, CostGroup, Costs, breakdown
-from spotfleet.fleet.cost.meter import CostReport, HostLine, JobLine
+from spotfleet.fleet.cost.meter import CostReport, HostLine
 from spotfleet.model import Role
 from spotfleet.words import counted, dollars
 
@@ -36,7 +36,7 @@ def report(found: CostReport, interrupted: Sequence[str], rated: bool = True) ->
     lines = [table(["host", "role", "pool", "billed", "note", "cost", "on demand"], rows,
                    ["billed", "cost", "on demand"], drop=["role", "pool"], words="note"),
              "", *summary(found.micros, breakdown(found), _saved(found), len(interrupted), found.micros_per_1000_steps,
-                          found.boots, uncounted=any(map(_uncounted, found.jobs))),
+                          found.boots, uncounted=any(j.uncounted for j in found.jobs)),
              *_lost((found,)), *_reserved((found,)), *([UNRATED.format(of="")] if found.lines and not rated else [])]
     legend = "repeated: steps computed again after a loss; lost: the cost of these and of pauses"
     return flow("\n".join([*lines, "", jobs(found), legend] if found.jobs else lines))
@@ -61,7 +61,7 @@ def costs(found: Costs, groups: Sequence[CostGroup], by: str, times: int) -> str
                    ["machine time", "cost", "on demand"], drop=["what"]), "",
              *summary(found.micros, found.breakdown, _saved(found), times,
                       round(found.micros * 1000 / steps) if steps else None, found.boots,
-                      uncounted=any(_uncounted(job) for f in found.fleets for job in f.report.jobs)),
+                      uncounted=any(job.uncounted for f in found.fleets for job in f.report.jobs)),
              *_lost(f.report for f in found.fleets), *_reserved(f.report for f in found.fleets)]
     if unrated := found.unrated:
         lines.append(UNRATED.format(of="" if len(unrated) == len(found.fleets) else f" of {', '.join(unrated)}"))
@@ -102,7 +102,7 @@ def _boots(micros: int, boots: Sequence[BootLine]) -> list[str]:
 
 def jobs(found: CostReport) -> str:
     rows = [(j.job, j.name, dollars(j.micros, 6), full(j.micros, j.on_demand_micros, 6),
-             *(("-", "-", "-") if _uncounted(j) else
+             *(("-", "-", "-") if j.uncounted else
                (j.useful_steps, j.repeated_steps, dollars(j.repeated_micros + j.pause_micros, 6))),
              _per_1000(j.micros_per_1000_steps)) for j in found.jobs]
     rows.append(("all", "with dispatcher and idle time", dollars(found.micros, 6), _on_demand(found),
@@ -110,12 +110,6 @@ def jobs(found: CostReport) -> str:
                  dollars(found.repeated_micros + found.pause_micros, 6), _per_1000(found.micros_per_1000_steps)))
     right = ["cost", "on demand", "steps", "repeated", "lost", "per 1000 steps"]
     return table(["job", "name", *right], rows, right, drop=["name", "lost", "repeated", "on demand"])
-
-
-def _uncounted(job: JobLine) -> bool:
-    """Return whether a job has cost money without a counted step: a command, or a script that starts anew as a whole.
-    """
-    return not job.useful_steps and bool(job.micros or job.unknown_micros)
 
 
 def csv_text(rows: Iterable[Sequence[str]]) -> str:

@@ -21,6 +21,7 @@ from spotfleet.api.lifecycle.catalog_plan import draft
 from spotfleet.api.lifecycle.down import DownResult
 from spotfleet.api.lifecycle.preview import PlanKind, UpPlan
 from spotfleet.api.train import RestartOptions
+from spotfleet.bundle import scripts
 from spotfleet.cli import render
 from spotfleet.cli.commands.follow import print_progress, report_queued
 from spotfleet.cli.console import confirm, next_command, print_block, print_message, print_step, told_if_slow
@@ -224,6 +225,8 @@ def _attached(fleet: Fleet, job: Job) -> bytes | None:
 
 def _ended(fleet: Fleet, job: Job, down: bool, shown: str) -> None:
     status = job.status()
+    if status.state == JobState.FAILED.value and not status.hint:
+        status = replace(status, hint=scripts.module_advice(f"{shown}\n{status.error}"))
     if status.error.strip() in shown:  # its traceback is already printed
         status = replace(status, error="")
     failed: JobFailed | None = None

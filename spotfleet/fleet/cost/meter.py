@@ -69,6 +69,11 @@ class JobLine:
     traffic_micros: int = 0  # between zones; not part of `micros`
     unknown_micros: int = 0  # the part of `micros` for work outside training: its kind is unknown
 
+    @property
+    def uncounted(self) -> bool:
+        """Whether it has cost money without a counted step: a command, or a script that starts anew as a whole."""
+        return not self.useful_steps and bool(self.micros or self.unknown_micros)
+
 
 @dataclass(frozen=True)
 class CostReport:
