@@ -198,6 +198,14 @@ def test_what_google_refuses_names_the_bucket_or_the_credentials(google: CloudSt
     assert refused("gs://spot/a") == denied
 
 
+def test_the_reason_of_a_denied_reading_is_not_lost_to_a_second_request_which_has_none(google: CloudStorage):
+    """An answer to HEAD has no text."""
+    google.put("spot", "runs/a", DATA)
+    google.allowed, google.denial = False, "AccessDenied</Code><Message>may not perform: kms:Decrypt</Message><Code>"
+    with pytest.raises(OSError, match=r"^the KMS key that encrypts gs://spot/runs cannot be used \(kms:Decrypt\)"):
+        list(ObjectStore("gs://spot/runs").get("a"))
+
+
 def test_a_bucket_that_google_has_not_is_named(google: CloudStorage):
     for act in ("put", "list"):
         with pytest.raises(OSError, match=r"^there is no bucket 'other' "):
