@@ -155,7 +155,7 @@ class ObjectStore:
             while coming:
                 yield coming.popleft().result()
         finally:
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)  # a caller that gives up does not wait for a dead network
 
     def _size(self, key: str) -> int:
         return self._obstore.head(self._store, self._path(key))["size"]
