@@ -34,7 +34,7 @@ ARRIVING = "arriving"
 PROBE = "probe"
 PROBE_BYTES = 64
 PART = re.compile(r"\..+\.\d+\.part")
-NO_RENAME = {errno.ENOSYS, errno.EOPNOTSUPP}  # of a bucket that is mounted by mount-s3 and the like
+NO_RENAME = {errno.ENOSYS, errno.EOPNOTSUPP}  # errors of a bucket that is mounted by mount-s3 and the like
 MOUNTED_BUCKET = "files cannot be renamed there, as in a mounted bucket: name the bucket itself (s3://, gs://, az://)"
 STALE_S = 3600.0  # age after which an unfinished file counts as abandoned
 

@@ -127,12 +127,14 @@ class ObjectStore:
 
     def _first(self, key: str, start: int, end: int) -> Any:
         """Return the answer with these bytes; None if the object ends before `start`, which stores refuse."""
+        refusals = importlib.import_module("obstore.exceptions").BaseError
         try:
             return self._obstore.get(self._store, self._path(key), options={"range": (start, end)})
-        except importlib.import_module("obstore.exceptions").BaseError:
-            if self._size(key) > start:
-                raise
-            return None
+        except refusals:
+            with suppress(refusals):  # the first one has the reason
+                if self._size(key) <= start:
+                    return None
+            raise
 
     def _pieces(self, key: str, starts: range, last: int, etag: str | None) -> Iterator[bytes]:
         """Yield the pieces of one version of the object, in their order; STREAMS of them arrive at once."""
@@ -153,7 +155,7 @@ class ObjectStore:
             while coming:
                 yield coming.popleft().result()
         finally:
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)  # a caller that gives up does not wait for a dead network
 
     def _size(self, key: str) -> int:
         return self._obstore.head(self._store, self._path(key))["size"]

@@ -177,6 +177,27 @@ def test_an_object_that_is_replaced_while_it_is_read_gives_no_mixture(google: Cl
         list(reading)
 
 
+def test_a_reader_that_gives_up_does_not_wait_for_what_is_under_way(google: CloudStorage, monkeypatch):
+    monkeypatch.setattr(object_store, "PIECE_BYTES", 4)
+    google.put("spot", "runs/a", DATA)
+    answer, arrives, gone = google.answer, threading.Event(), threading.Event()
+
+    def slow(method, url, headers, body):
+        if headers.get("range", "").startswith("bytes=8-"):
+            arrives.wait(60)
+        return answer(method, url, headers, body)
+
+    monkeypatch.setattr(google, "answer", slow)
+    reading = ObjectStore("gs://spot/runs").get("a")
+    assert [next(reading), next(reading)] == [b"0123", b"4567"]  # the last piece has been asked for
+    closing = threading.Thread(target=lambda: (reading.close(), gone.set()))
+    closing.start()
+    in_time = gone.wait(20)
+    arrives.set()
+    closing.join()
+    assert in_time
+
+
 ACTS = {"put": lambda store: store.put("a", [DATA]), "get": lambda store: [*store.get("a")],
         "list": lambda store: [*store.list()], "delete": lambda store: store.delete("a")}
 
@@ -196,6 +217,14 @@ def test_what_google_refuses_names_the_bucket_or_the_credentials(google: CloudSt
     for name, value in google.environ(account="somebody@else").items():
         monkeypatch.setenv(name, value)
     assert refused("gs://spot/a") == denied
+
+
+def test_the_reason_of_a_denied_reading_is_not_lost_to_a_second_request_which_has_none(google: CloudStorage):
+    """An answer to HEAD has no text."""
+    google.put("spot", "runs/a", DATA)
+    google.allowed, google.denial = False, "AccessDenied</Code><Message>may not perform: kms:Decrypt</Message><Code>"
+    with pytest.raises(OSError, match=r"^the KMS key that encrypts gs://spot/runs cannot be used \(kms:Decrypt\)"):
+        list(ObjectStore("gs://spot/runs").get("a"))
 
 
 def test_a_bucket_that_google_has_not_is_named(google: CloudStorage):

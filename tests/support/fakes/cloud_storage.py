@@ -83,7 +83,7 @@ class CloudStorage:
     """The buckets. Only whole objects are in `objects`; `uploads` are those that were neither completed nor aborted."""
 
     def __init__(self, buckets: Iterable[str]) -> None:
-        self.buckets, self.allowed = set(buckets), True
+        self.buckets, self.allowed, self.denial = set(buckets), True, "AccessDenied"
         self.objects: dict[tuple[str, str], StoredObject] = {}
         self.uploads: dict[str, tuple[tuple[str, str], dict[int, bytes]]] = {}
         self.requests: list[tuple[str, str]] = []
@@ -140,7 +140,7 @@ class CloudStorage:
         self.used |= self._needed(method, (bucket, name), query)
         if not self.allowed or (self.permitted is not None
                                 and not self.permitted >= self._needed(method, (bucket, name), query)):
-            raise StorageRefusal(403, "AccessDenied")
+            raise StorageRefusal(403, self.denial)
         if bucket not in self.buckets:
             raise StorageRefusal(404, "NoSuchBucket")
         if unknown := query.keys() - QUERIES:
