@@ -44,15 +44,22 @@ Each worker, and the fleet file's `run`, has the variables of `envs` and `secret
 not that of your shell: `train --env NAME` and `--secret NAME` pass a variable of yours.
 """
 TITLES = {"": "The file", "resources.any_of[]": "`resources.any_of`: alternatives, each on top of `resources`",
+          "groups": "`groups`: by name, on top of `resources`",
           "ssh.hosts[]": "`ssh.hosts`: machines, `HOST`, `HOST:SLOTS` or these keys"}
 MEANINGS = {
     "name": "of the fleet; default: the file's name",
     "workdir": "the folder that `train` ships: [files.md](files.md)",
     "num_nodes": "SkyPilot's word for a fixed number in `nodes`",
     "nodes": "how many hosts: a job starts with `min` and uses up to `max`; `target` are launched",
-    "nodes.min": "hosts with which a job starts; default 1",
+    "nodes.min": "hosts with which a job starts; default 1; 0: a job makes hosts come, [policy.md](policy.md)",
     "nodes.target": "hosts to launch; default: `max`",
     "nodes.max": "the most hosts; default: `target`",
+    "nodes.idle_after": "with a `min` of 0: a host without work for this long is given back",
+    "groups.any_of": "as `resources.any_of`, each on top of the group",
+    "groups.disk_size": "of the whole fleet: under `resources`",
+    "groups.image_id": "of the whole fleet: under `resources`",
+    "groups.network_tier": "of the whole fleet: under `resources`",
+    "groups": "named groups of hosts, each with its own range and machines: [policy.md](policy.md)",
     "provider": "where the machines are; default: that of `resources.infra`, else `local`, an emulation",
     "resources": "which machines the hosts may be",
     "dispatcher": "which machine the dispatcher has; it is always on demand",
@@ -188,8 +195,10 @@ MEANINGS = {
     "ssh.hosts[].hourly_cost": "dollars per hour, for `cost`",
     "ssh.hosts[].folder": "default: that of all machines",
 }
+ELSEWHERE = ("ssh.dispatcher", "groups.nodes", "groups.any_of")  # their keys stand in another section
 # The same key with the same meaning elsewhere: prefix -> prefix.
-ALIKE = {"resources.any_of[].": "resources.", "dispatcher.": "resources.", "resources.autostop.": "autostop.",
+ALIKE = {"groups.nodes": "nodes", "groups.": "resources.",
+         "resources.any_of[].": "resources.", "dispatcher.": "resources.", "resources.autostop.": "autostop.",
          "ssh.dispatcher.": "ssh.hosts[]."}
 VARIABLES = {
     "SPOTFLEET_OUTPUT": "folder whose files are copied to you: [files.md](files.md)",
@@ -222,7 +231,7 @@ def _sections(place: str, section: type[BaseModel]) -> Iterator[tuple[str, type[
     for name, held in section.model_fields.items():
         for inner, is_list in _inner(held.annotation):
             at = f"{place}.{name}" if place else name
-            if not (at.endswith(".autostop") or at == "ssh.dispatcher"):  # they stand elsewhere
+            if not (at.endswith(".autostop") or at in ELSEWHERE):
                 yield from _sections(f"{at}[]" if is_list else at, inner)
 
 

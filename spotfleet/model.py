@@ -6,6 +6,7 @@ Unix seconds, UTC, as a float. A host is named by its `request_id`, which we cho
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -224,9 +225,36 @@ class Need:
 
 @dataclass(frozen=True)
 class Nodes:
+    """Range of a group's hosts. With `min` 0 they follow demand: a job that needs hosts makes them come."""
+
     min: int = 1
     target: int = 1
     max: int = 1
+    idle_s: float = 300.0  # a host that follows demand and has had no work for this long is given back
+
+
+GROUP_NAME = "[a-z][a-z0-9]{0,11}"  # pattern: it stands in the names of hosts, between two "-"
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """Named group of a fleet's hosts, with a range and machines of its own."""
+
+    name: str = ""  # "": the one group of a fleet that names none
+    nodes: Nodes = field(default_factory=Nodes)
+    any_of: tuple[Need, ...] = (Need(),)
+
+    @property
+    def kind(self) -> frozenset[tuple[str, str, int]]:
+        """The machines that it may have, as far as they matter to a job: groups of one kind can share jobs."""
+        return frozenset((n.instance_type, n.accelerator, n.accelerator_count) for n in self.any_of)
+
+
+def all_nodes(ranges: Iterable[Nodes]) -> Nodes:
+    """Return the range of all groups together."""
+    found = tuple(ranges)
+    return Nodes(sum(n.min for n in found), sum(n.target for n in found), sum(n.max for n in found),
+                 max((n.idle_s for n in found), default=Nodes.idle_s))
 
 
 @dataclass(frozen=True)
@@ -374,6 +402,24 @@ class FleetSpec:
     policy: PolicySpec = field(default_factory=PolicySpec)
     notify: NotifySpec = field(default_factory=NotifySpec)
     ray: RaySpec | None = None  # None: its machines get no Ray
+    # Named groups of hosts; empty: all hosts are one group without a name. With groups, `nodes` is the sum of their
+    # ranges and `any_of` has the needs of all.
+    groups: tuple[GroupSpec, ...] = ()
+
+    @property
+    def parts(self) -> tuple[GroupSpec, ...]:
+        """The groups, of which a fleet that names none has one."""
+        return self.groups or (GroupSpec("", self.nodes, self.any_of),)
+
+    @property
+    def main_group(self) -> GroupSpec:
+        """The first group that names accelerators, as these cost most and are sold in few regions; else the first."""
+        return next((g for g in self.parts if any(n.accelerator for n in g.any_of)), self.parts[0])
+
+    @property
+    def shares_jobs(self) -> bool:
+        """Whether a job that names no group may use the hosts of any."""
+        return len({group.kind for group in self.parts}) == 1
 
     @classmethod
     def from_older(cls, data: dict[str, Any]) -> dict[str, Any]:
@@ -425,6 +471,7 @@ class JobSpec:
     checkpoint_dir: str = ""
     resume_args: str = ""  # added to the command once a checkpoint exists
     container: ContainerSpec = field(default_factory=ContainerSpec)
+    group: str = ""  # named group of hosts that it uses; "": any
 
     @property
     def kind_of(self) -> str:

@@ -44,7 +44,7 @@ def sections(home: Home, provider: str = "", file: Path | None = None, base: Bas
         spec = config.load(file, given=config.Given(base=base)).spec
         if provider not in ("", spec.provider):
             raise UsageError(f"{file} is of provider {spec.provider}, not {provider}",
-                             hint=f"spotfleet check {spec.provider} {file}")
+                             hint=f"spotfleet check {file}")
         yield CheckSection(spec.provider, spec.name, _of_file(home, spec, base))
         return
     folder = _only_fleet(home)

@@ -6,6 +6,7 @@ A fleet with candidate regions gets one of them when it is made, and stays there
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from spotfleet.api.home import FleetDir, Keys
 from spotfleet.errors import SpotfleetError
@@ -44,12 +45,19 @@ def for_dispatcher(config: Config, spec: FleetSpec, keys: Keys) -> Config:
 
 def choose_region(provider: Provider, config: Config, spec: FleetSpec, region: str = "",
                   ) -> tuple[Config, tuple[RegionRow, ...]]:
-    """Choose the region of a new fleet; see `CloudPlugin.settle`."""
+    """Choose the region of a new fleet; see `CloudPlugin.settle`. With groups, that of the main one."""
+    spec = of_main_group(spec)
     return plugin_of(spec.provider).settle(provider, config, spec, hosts_of(spec), region)
 
 
+def of_main_group(spec: FleetSpec) -> FleetSpec:
+    """Return the fleet as if it had only its main group of hosts."""
+    return replace(spec, any_of=spec.main_group.any_of, nodes=spec.main_group.nodes)
+
+
 def hosts_of(spec: FleetSpec) -> int:
-    """Return the number of hosts that a new fleet starts with, as far as it is known before the machine types are."""
+    """Return the number of hosts that a new fleet has for its first job, as far as it is known before the machine types
+    are."""
     return hosts_wanted(spec.nodes, 1, [first_workers(spec.resize)])
 
 

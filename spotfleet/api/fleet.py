@@ -90,7 +90,7 @@ class Fleet:
               wait: bool = False, detach: bool = False, spares: int = 0, slots: int = 0, priority: int = 0,
               resize_policy: str = "", growth: Mapping[int, int] | None = None,
               deadline_s: float = 0.0, work_s: float = 0.0, work_steps: int = 0,
-              options: RestartOptions = RestartOptions(),
+              options: RestartOptions = RestartOptions(), group: str = "",
               output: Callable[[bytes], object] | None = None, progress: Progress = _silent) -> Job:
         """Run `script` (or the fleet file's `run`) on the fleet; returns when it has succeeded.
 
@@ -101,16 +101,17 @@ class Fleet:
         hosts, for which it takes those of jobs with lower ones (docs/resizing.md). `resize_policy` and `growth`, {from
         this epoch: workers}, override the fleet file's `resize`. The same holds for `deadline_s`, counted from now, and
         the work to be done by then: `work_s` at the fleet's full target, or `work_steps`. `options`: the job's kind,
-        and what follows the end of a process.
+        and what follows the end of a process. `group`: the group of the fleet file whose hosts it uses.
         """
         request = TrainRequest(script, tuple(args), np, name, dict(envs or {}), dict(secrets or {}), down, wait, spares,
                                slots, priority, resize_policy, tuple((growth or {}).items()), deadline_s, work_s,
-                               work_steps, options)
+                               work_steps, options, group=group)
         return self._submit(self._folder().record, request, detach, output, progress)
 
     def run(self, command: str = "", *, file: Path | None = None, nodes: int = 1, each: bool = False, name: str = "",
             envs: Mapping[str, str] | None = None, secrets: Mapping[str, str] | None = None, down: bool = False,
             wait: bool = False, detach: bool = False, priority: int = 0, options: RestartOptions = RestartOptions(),
+            group: str = "",
             output: Callable[[bytes], object] | None = None, progress: Progress = _silent) -> Job:
         """Run a shell command on `nodes` hosts at once, one process on each; returns when all have succeeded.
 
@@ -125,7 +126,8 @@ class Fleet:
                 file_mounts=task.file_mounts, container=task.container))
             nodes = task.nodes.target
         request = TrainRequest(name=name, envs=dict(envs or {}), secrets=dict(secrets or {}), down=down, wait=wait,
-                               run=command, nodes=0 if each else nodes, each=each, priority=priority, options=options)
+                               run=command, nodes=0 if each else nodes, each=each, priority=priority, options=options,
+                               group=group)
         return self._submit(record, request, detach, output, progress)
 
     def _submit(self, record: FleetRecord, request: TrainRequest, detach: bool,

@@ -264,7 +264,7 @@ class Home:
         if len(live or fleets) > 1:
             raise UsageError("there are several fleets; say which one" if live else
                              "no fleet is up, and several have been; say which one",
-                             hint=f"one of: {', '.join(f.name for f in live or fleets)}")
+                             hint=_how_to_name([f.name for f in live or fleets], up=not live))
         return (live or fleets)[0]
 
     def sweep(self) -> None:
@@ -314,3 +314,10 @@ def _lives(pid: int) -> bool:
 def write_whole(path: Path, text: str) -> None:
     """Replace `path`, mode 0600, durably; after a crash it holds the old or the new text."""
     atomic.write(path, text, draft=path.with_name(f".{path.name}.{os.getpid()}"))
+
+
+def _how_to_name(names: list[str], up: bool) -> str:
+    """Return how a command names one of several fleets. `up`: none of them lives, so that one may be wanted first."""
+    first = "`spotfleet up FILE` makes one; " if up else ""
+    return (f"{first}name it, as in `spotfleet status {names[0]}` or `spotfleet logs -c {names[0]}`; "
+            f"one of: {', '.join(names)}")

@@ -76,8 +76,8 @@ class Job:
         self._client.cancel(self.id)
 
 
-def succeeded(status: JobStatus) -> JobStatus:
-    """`status` of an ended job, or JobFailed."""
+def succeeded(status: JobStatus, where: str = "") -> JobStatus:
+    """`status` of an ended job, or JobFailed. `where`: the option that names its fleet, where a command needs it."""
     if status.state == JobState.SUCCEEDED.value:
         return status
     if status.state == JobState.CANCELLED.value:
@@ -86,7 +86,7 @@ def succeeded(status: JobStatus) -> JobStatus:
         text = f"job {status.job} failed: {status.why}"
         error = f"\n{status.error.rstrip()}" if status.error and status.error.strip() not in text else ""
         hint = status.hint if status.hint and status.hint not in text else ""
-        output = f"all output: `spotfleet logs {status.job}`"
+        output = f"all output: `spotfleet logs {status.job}{where}`"
         raise JobFailed(text + error, hint=f"{hint}; {output}" if hint else output)
     raise SpotfleetError(f"job {status.job} is {status.state}: {status.why}",
                          hint=f"`spotfleet logs -f {status.job}` attaches to it again")

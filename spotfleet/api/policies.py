@@ -9,8 +9,9 @@ from spotfleet import config, names
 from spotfleet.api.home import Home
 from spotfleet.errors import UsageError
 from spotfleet.model import FleetSpec
-from spotfleet.plugins import Base
+from spotfleet.plugins import JOINED, Base
 from spotfleet.providers.plugin import CloudPlugin, Policies, usable
+from spotfleet.providers.several import for_part
 
 
 def with_policies() -> list[CloudPlugin]:
@@ -22,12 +23,19 @@ def document(home: Home, provider: str, role: str, file: Path | None, base: Base
     """Return the policy of `role` for any fleet; exactly for the fleet of `file`, on `base` if there is one, or for the
     only fleet there is.
 
-    `provider`: "" for the one of `file`, or for the only one with policies. `role`: "" for the provider's first. Raises
+    `provider`: "" for the one of `file`, or for the only one with policies. Of a fleet on several clouds each has its
+    own. `role`: "" for the provider's first. Raises
     UsageError where the policy depends on a fleet and there is none.
     """
     spec = config.load(file, given=config.Given(base=base)).spec if file is not None else None
+    if spec is not None and provider in (parts := spec.provider.split(JOINED)) and len(parts) > 1:
+        spec = for_part(spec, provider)
     able = {plugin.name: plugin.policies for plugin in with_policies()}
     name = provider or (spec.provider if spec else next(iter(able)) if len(able) == 1 else "")
+    if spec is not None and JOINED in spec.provider:
+        words = " ".join(word for word in (spec.provider.partition(JOINED)[0], "--policy", role, str(file)) if word)
+        raise UsageError(f"{file} is of {spec.provider.replace(JOINED, ' and ')}: say whose policy",
+                         hint=f"spotfleet check {words}")
     if spec is not None and (spec.provider not in able or spec.provider != name):
         raise UsageError(f"{file} is of provider {spec.provider}" + ("" if spec.provider in able else
                                                                      ", which has no policies"),

@@ -146,7 +146,7 @@ def archived_setups(folder: FleetDir, job: str) -> list[str]:
 def ended_status(folder: FleetDir) -> FleetStatus:
     """Return the status of an ended fleet, from its archive."""
     record, events = folder.record, archived_events(folder)
-    nodes = [record.spec.nodes, *(e.nodes for e in events if isinstance(e, NodesChanged))][-1]
+    nodes = [record.spec.nodes, *(e.nodes for e in events if isinstance(e, NodesChanged) and not e.group)][-1]
     reasons = [e.why for e in events if isinstance(e, FleetDown)][-1:]
     why = "; ".join([*reasons, "nothing of it is left", *([] if events else ["no results were copied here"])])
     return FleetStatus(folder.name, "down", why, nodes.min, nodes.target, nodes.max, jobs=_jobs(events),

@@ -54,6 +54,7 @@ class TrainRequest:
     run: str = ""  # a shell command, in place of a script and of the fleet file's `run`
     nodes: int = 0  # hosts, of which each runs one process; 0: `np` decides
     each: bool = False  # the command runs on each host by itself
+    group: str = ""  # named group of hosts; "": any
 
 
 LAUNCHERS = ("elastic", "torchrun", "command")
@@ -71,7 +72,8 @@ def job_spec(spec: FleetSpec, request: TrainRequest, status: FleetStatus) -> Job
     scripts.refuse_fleet_file(request.script)
     argv = (inside(Path(request.script), Path(spec.workdir)), *request.args) if request.script else ()
     kind = kind_for(argv, request, spec)
-    least, most = request.np or (default_np(status) if argv else default_hosts(status, request))
+    refuse_group(spec, request.group)
+    least, most = request.np or (default_np(status, request.group) if argv else default_hosts(status, request))
     if not 1 <= least <= most:
         raise UsageError(f"np: expected 1 <= MIN <= MAX, got {least}, {most}", hint="np=(2, 4) means 2 to 4 workers")
     least, most = limited(least, most, request)
@@ -97,7 +99,7 @@ def job_spec(spec: FleetSpec, request: TrainRequest, status: FleetStatus) -> Job
         deadline_s=deadline_s, work_s=work_s, work_steps=work_steps, kind=kind.kind, gang=kind.gang,
         per_host=not argv, grace_s=options.grace_s, max_restarts=options.max_restarts, retry=options.retry,
         checkpoint_dir=inside_folder(options.checkpoint_dir), resume_args=options.resume_args,
-        container=spec.container,
+        container=spec.container, group=request.group,
     )
 
 
@@ -170,6 +172,10 @@ def inside(script: Path, workdir: Path) -> str:
     """Return the script's path relative to the working directory; it is searched in the current directory first."""
     scripts.refuse_fleet_file(str(script))
     found = next((p.resolve() for p in (script, workdir / script) if p.is_file()), None)
+    if found is None and str(script).startswith("-"):
+        raise UsageError(f"train has no option {script}",
+                         hint="`spotfleet train --help` lists them; -c FLEET names the fleet; the script's own options "
+                              "come after it")
     if found is None:
         raise UsageError(f"there is no script {script}",
                          hint=f"looked for it here and in the working directory {workdir}")
@@ -179,17 +185,39 @@ def inside(script: Path, workdir: Path) -> str:
     return str(found.relative_to(workdir.resolve()))
 
 
-def default_np(status: FleetStatus) -> tuple[int, int]:
-    """Return the numbers of slots of the fleet at its smallest and at its largest: least and most workers."""
-    slots = [h.slots for h in status.hosts if h.role == Role.WORKER.value and h.state != HostState.GONE.value] or [1]
-    return max(status.min, 1) * min(slots), max(status.max, 1) * max(slots)
+def default_np(status: FleetStatus, group: str = "") -> tuple[int, int]:
+    """Return the numbers of slots of the fleet, or of one of its groups, at its smallest and at its largest: least and
+    most workers."""
+    named = next((g for g in status.groups if g.group == group), None)
+    offered = named.slots if named else status.slots
+    slots = [h.slots for h in status.hosts if h.role == Role.WORKER.value and h.state != HostState.GONE.value
+             and group in ("", h.group)] or [offered or 1]
+    least, most = _range(status, group)
+    return least * min(slots), most * max(slots)
+
+
+def _range(status: FleetStatus, group: str) -> tuple[int, int]:
+    """Return the fewest and the most hosts of the fleet, or of one of its groups; at least one for a job."""
+    named = next((g for g in status.groups if g.group == group), status)
+    return max(named.min, 1), max(named.max, 1)
+
+
+def refuse_group(spec: FleetSpec, group: str) -> None:
+    """Raise UsageError for a group that the fleet does not have, or for none where hosts are of several kinds."""
+    known = ", ".join(g.name for g in spec.groups)
+    if group and group not in [g.name for g in spec.groups]:
+        raise UsageError(f"--group {group}: the fleet has {'the groups ' + known if known else 'no groups'}",
+                         hint=f"use one of: {known}" if known else "leave it out, or add `groups` to the fleet file")
+    if not group and not spec.shares_jobs:
+        raise UsageError(f"the fleet's groups have different machines, and the job names none of them: {known}",
+                         hint=f"--group {spec.groups[0].name}")
 
 
 def default_hosts(status: FleetStatus, request: TrainRequest) -> tuple[int, int]:
     """Return the least and the most hosts of a command."""
     if request.nodes:
         return request.nodes, request.nodes
-    return max(status.min, 1), max(status.max, 1)
+    return _range(status, request.group)
 
 
 def job_name(script: str, command: str, spec: FleetSpec) -> str:
@@ -210,9 +238,8 @@ def submit(home: Home, record: FleetRecord, secrets: Mapping[str, str], client: 
     refuse_leaks(job, secrets)
     if line := kind_line(job, kind_for(job.argv, request, record.spec).why):
         progress(line)
-    if job.argv:
-        for line in scripts.remarks(scripts.read(Path(record.spec.workdir) / job.argv[0]), job.max_workers):
-            progress(line)
+    for line in _remarks(job, Path(record.spec.workdir)):
+        progress(line)
     shipped = ship_working_directory(home, record, secrets, client, progress)
     for line in shipped.left_out:
         progress(f"left out of the bundle: {line}")
@@ -227,6 +254,15 @@ def submit(home: Home, record: FleetRecord, secrets: Mapping[str, str], client: 
         # the dispatcher has lost its disk meanwhile
         shipped = ship_working_directory(home, record, secrets, client, progress)
         return client.submit(replace(job, bundle=shipped.sha256), dict(secrets), wait=request.wait)
+
+
+def _remarks(job: JobSpec, workdir: Path) -> list[str]:
+    """Return what a user should know about the job's script before it runs."""
+    if not job.argv:
+        return []
+    facts = scripts.read(workdir / job.argv[0])
+    lost = "" if job.checkpoint_dir else scripts.uncollected(facts, together=job.restarts)
+    return [*scripts.remarks(facts, job.max_workers), *([lost] if lost else [])]
 
 
 def ship_working_directory(home: Home, record: FleetRecord, secrets: Mapping[str, str], client: DispatcherClient,

@@ -36,6 +36,11 @@ LAUNCHED_NAMES = frozenset((
     "init_process_group", "init_device_mesh", "DistributedDataParallel", "FullyShardedDataParallel", "fully_shard",
     "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"))
 LAUNCHED_PACKAGES = frozenset(("accelerate", "deepspeed", "lightning", "pytorch_lightning", "colossalai", "torchtitan"))
+# Calls that write files, and packages that write checkpoints unasked; the folders whose files are collected.
+SAVERS = frozenset(("save", "savez", "savefig", "save_pretrained", "save_model", "save_state", "save_checkpoint",
+                    "to_csv", "to_parquet"))
+SAVING_PACKAGES = frozenset(("lightning", "pytorch_lightning"))
+COLLECTED = frozenset(("SPOTFLEET_OUTPUT", "SPOTFLEET_CHECKPOINT_DIR"))
 COLLECTIVES = ("DistributedOptimizer", "allreduce", "grouped_", "allgather", "reducescatter", "alltoall")
 _MISSING = re.compile(r"(?m)^ModuleNotFoundError: No module named '(horovod[\w.]*)'")
 _PLACE = re.compile(r'(?m)^  File "([^"]+)", line (\d+), in .*\n    (.+)$')
@@ -166,6 +171,21 @@ def remarks(facts: ScriptFacts, workers: int) -> list[str]:
         lines.append(f"it {lacks}: each of up to {workers} workers runs all of it alone; "
                      f"hint: --np 1, or {ELASTIC_HINT}")
     return [f"{facts.script}: {line}" for line in lines]
+
+
+def uncollected(facts: ScriptFacts, together: bool) -> str:
+    """Return a line for a script that saves files outside of the collected folders; "" for any other.
+
+    `together` means that its processes start anew together, and read what they saved.
+    """
+    if facts.names & COLLECTED or not (facts.names & SAVERS or facts.packages & SAVING_PACKAGES):
+        return ""
+    if together:
+        return (f"{facts.script}: it saves files, and no --checkpoint-dir names them: each host keeps its own, so a "
+                "start anew may resume from different ones or from none, and `spotfleet down` copies none of them; "
+                "hint: --checkpoint-dir DIR, or a pattern such as --checkpoint-dir '*.pt'")
+    return (f"{facts.script}: it saves files, and not in $SPOTFLEET_OUTPUT: they stay on their host, and are lost with "
+            'it and at `spotfleet down`; hint: save them in os.environ.get("SPOTFLEET_OUTPUT", ".")')
 
 
 class _Reader:

@@ -23,6 +23,7 @@ from spotfleet.cli.options import (
     Format,
     FromTerraform,
     Grace,
+    Group,
     Host,
     Infra,
     Interrupted,
@@ -273,6 +274,7 @@ def train(
     slots: Annotated[int | None, typer.Option("--slots", metavar="N", min=1, show_default=False,
                                               help="Take at most N slots, so that other jobs find room.")] = None,
     priority: Priority = 0,
+    group: Group = "",
     resize_policy: Annotated[str, typer.Option("--resize-policy", metavar="POLICY", show_default=False,
                                                help="keep-global-batch, scale-lr or none; see docs/resizing.md.")] = "",
     growth: Annotated[str, typer.Option("--growth", metavar="EPOCH:WORKERS,...", show_default=False,
@@ -306,7 +308,7 @@ def train(
         return call("verify", "verify", script, args or [], np=np, env=env or [])
     call("write", "train", cluster, script, args or [], detach=detach, down=down, np=np, wait=wait, env=env or [],
          secret=secret or [], name_of_job=name, spares=spares, slots=slots or 0, priority=priority,
-         resize_policy=resize_policy, growth=growth, deadline=deadline, work=work,
+         resize_policy=resize_policy, growth=growth, deadline=deadline, work=work, group=group,
          restarts=(launcher, checkpoint_dir, resume_args, max_restarts, grace, no_retry))
 
 
@@ -330,6 +332,7 @@ def run_command(
                                                      help="A secret variable, taken from your environment.")] = None,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Of the job.", show_default=False)] = "",
     priority: Priority = 0,
+    group: Group = "",
     checkpoint_dir: CheckpointDir = "", resume_args: ResumeArgs = "", max_restarts: MaxRestarts = 0,
     grace: Grace = "30s", no_retry: NoRetry = False,
 ) -> None:
@@ -339,7 +342,7 @@ def run_command(
     Exit code: that of the process that failed.
     """
     call("write", "run", cluster, words or [], ctx.meta.get(TAIL), file=file, nodes=nodes, each=each, detach=detach,
-         down=down, wait=wait, env=env or [], secret=secret or [], name_of_job=name, priority=priority,
+         down=down, wait=wait, env=env or [], secret=secret or [], name_of_job=name, priority=priority, group=group,
          restarts=("", checkpoint_dir, resume_args, max_restarts, grace, no_retry))
 
 

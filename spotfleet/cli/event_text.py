@@ -21,6 +21,8 @@ from spotfleet.fleet.domain.events import (
     CheckpointKept,
     CheckpointLost,
     ClockSetBack,
+    DemandDecided,
+    DemandUnmet,
     DownDecided,
     Event,
     FileDamaged,
@@ -120,6 +122,8 @@ def _subject(event: Event) -> str:
             return "price"
         case PolicyDecided() | PolicyChanged():
             return "policy"
+        case DemandDecided() | DemandUnmet():
+            return "demand"
         case BudgetReached():
             return "budget"
         case ClockSetBack():
@@ -134,7 +138,8 @@ def _sentence(event: Event, at_laptop: bool) -> str:
             by = "begun on this machine" if at_laptop else "taken over by its dispatcher"
             return f"fleet on {event.provider} {by}: {_nodes(event.nodes)}"
         case NodesChanged():
-            return f"is to have {_nodes(event.nodes)}" + _because(event.why)
+            of = f"group {event.group} " if event.group else ""
+            return f"{of}is to have {_nodes(event.nodes)}" + _because(event.why)
         case FleetDown():
             return ("nothing of it is listed any more" if at_laptop else "has no host any more") + _because(event.why)
         case HistoryLost():
@@ -159,7 +164,13 @@ def _sentence(event: Event, at_laptop: bool) -> str:
         case RatesStamped():
             return _rates(event)
         case PolicyDecided():
-            return f"{event.spot} spot and {event.on_demand} on-demand hosts" + _because(event.why)
+            of = f"group {event.group}: " if event.group else ""
+            return f"{of}{event.spot} spot and {event.on_demand} on-demand hosts" + _because(event.why)
+        case DemandDecided():
+            of = f" of group {event.group}" if event.group else ""
+            return f"{counted(event.hosts, 'host')}{of}" + _because(event.why)
+        case DemandUnmet():
+            return "; ".join(event.shapes.values()) or "all that waits in Ray gets hosts"
         case PolicyChanged():
             return f"is now {_policy(event.policy)}" + _because(event.why)
         case BudgetReached():

@@ -73,6 +73,8 @@ Grace = Annotated[str, typer.Option("--grace", metavar="DURATION",
 Priority = Annotated[int, typer.Option("--priority", metavar="N", min=-1000, max=1000,
                                        help="The highest gets hosts first, and those of lower ones that can start "
                                             "again or shrink.")]
+Group = Annotated[str, typer.Option("--group", metavar="GROUP", show_default=False,
+                                    help="Use hosts of this group of the fleet file.")]
 NoRetry = Annotated[bool, typer.Option("--no-retry", help="The loss of a host fails the job.")]
 TAIL = "spotfleet.tail"  # key in a context: the words after `--`
 

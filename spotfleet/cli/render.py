@@ -37,7 +37,7 @@ def up_plan(plan: UpPlan, width: int | None = None) -> str:
         PlanKind.POLICY: "up already, its policy is to change; ",
     }[plan.change]
     where = f"{plan.provider}{f' in {plan.region}' if plan.region else ''}"
-    lines = [f"fleet {plan.fleet} on {where}: {title}{_sized(nodes)}"]
+    lines = [f"fleet {plan.fleet} on {where}: {title}{_sized(nodes)}", *_on_demand_hosts(plan)]
     if plan.kept:
         lines.append(f"changed for the next job: {', '.join(plan.kept)}")
     if plan.notify_changed:
@@ -74,6 +74,15 @@ def _sized(nodes: Nodes) -> str:
     if nodes.min == nodes.target == nodes.max:
         return counted(nodes.min, "host")
     return f"{nodes.min}..{nodes.max} hosts, target {nodes.target}"
+
+
+def _on_demand_hosts(plan: UpPlan) -> list[str]:
+    """Format the groups, and when hosts come and go where jobs decide."""
+    lines = [f"group {g.name}: {_sized(g.nodes)}" for g in plan.groups]
+    ranges = [g.nodes for g in plan.groups] or [plan.nodes]
+    idle = " or ".join(span(s) for s in sorted({n.idle_s for n in ranges if not n.min}))
+    when = f"with a min of 0 hosts come when a job needs them, and go when idle for {idle}" if idle else ""
+    return [*lines, when] if when else lines
 
 
 def _launches(plan: UpPlan, width: int) -> str:
@@ -171,7 +180,8 @@ def _launch(offer: Offer) -> tuple[str, str, str, str, str]:
 def fleet_status(status: FleetStatus) -> str:
     status = shown(status)
     lines = [f"fleet {status.fleet}: {status.state}{f', {status.why}' if status.why else ''}", _sizes(status),
-             *policy_lines(status)]
+             *(f"group {g.group}: {_sized(Nodes(g.min, g.target, g.max))}; {g.wanted} wanted now"
+               for g in status.groups), *policy_lines(status)]
     if status.hosts:
         lines += ["", hosts(status.hosts)]
     if status.jobs:
@@ -239,11 +249,12 @@ def fleets(found: Sequence[FleetStatus]) -> str:
 
 
 def hosts(found: Sequence[HostStatus]) -> str:
-    rows = [(h.host, h.role, h.state, span(h.since_s), h.address or "-", h.slots, _place(h.pool),
-             "-" if h.state == HostState.STOPPED.value else dollars(h.price_micros_h), ",".join(h.jobs) or "-",
-             _host_why(h)) for h in found]
-    return table(["host", "role", "state", "for", "address", "slots", "pool", "$/h", "jobs", "why"], rows,
-                 right=["slots", "$/h", "for"],
+    grouped = any(h.group for h in found)
+    rows = [(h.host, h.role, *([h.group or "-"] if grouped else []), h.state, span(h.since_s), h.address or "-",
+             h.slots, _place(h.pool), "-" if h.state == HostState.STOPPED.value else dollars(h.price_micros_h),
+             ",".join(h.jobs) or "-", _host_why(h)) for h in found]
+    return table(["host", "role", *(["group"] if grouped else []), "state", "for", "address", "slots", "pool", "$/h",
+                  "jobs", "why"], rows, right=["slots", "$/h", "for"],
                  drop=["address", "slots", "pool", "jobs", "for", "role"], words="why")
 
 
@@ -260,7 +271,8 @@ def _host_why(host: HostStatus) -> str:
 
 def jobs(found: Sequence[JobStatus]) -> str:
     rows = [(j.job, j.name, j.kind or "-", j.state, _workers(j), j.generation, _steps(j),
-             j.repeated, f"{j.step_s * 1e3:.1f} ms" if j.step_s else "-", span(j.age_s), _outputs(j), j.why)
+             "-" if _steps(j) == "-" else j.repeated, f"{j.step_s * 1e3:.1f} ms" if j.step_s else "-", span(j.age_s),
+             _outputs(j), _job_why(j))
             for j in found]
     return table(["job", "name", "kind", "state", "workers", "generation", "steps", "repeated", "per step", "age",
                   "outputs", "why"], rows, right=["generation", "steps", "repeated", "per step", "age"], words="why",
@@ -278,6 +290,16 @@ def _steps(job: JobStatus) -> int | str:
     """Return the steps; "-" where nobody counts them."""
     counted_here = job.kind not in ("restart", "command") and not job.outside and not job.hint
     return job.version or (0 if counted_here else "-")
+
+
+def _job_why(job: JobStatus) -> str:
+    """Return the job's reason; for one that starts anew as a whole also how often, and the age of its checkpoints."""
+    parts = [job.why]
+    if job.restarts:
+        parts.append(f"started anew {counted(job.restarts, 'time')}")
+    if job.folder_age_s is not None and not JobState(job.state).ended:
+        parts.append(f"checkpoint folder copied {span(job.folder_age_s)} ago")
+    return "; ".join(filter(None, parts))
 
 
 def _outputs(job: JobStatus) -> str:

@@ -4,6 +4,8 @@
     provider: local               # or resources.infra: PROVIDER/REGION/ZONE
     workdir: .                    # relative to this file; shipped by `train`
     nodes: {min: 2, target: 3}    # or N, or "2..3"; num_nodes: N is SkyPilot's word for N
+    nodes: {min: 0, max: 4, idle_after: 5m}       # hosts come when a job needs them, and go when they are idle
+    groups: {cpu: {nodes: 0..4}, gpu: {nodes: 0..2, accelerators: T4:1}}   # each on top of `resources`, below
     resources:
       accelerators: A10G:1        # or a list of them; instance_type, region, zone, use_spot, max_hourly_cost
       cpus: 8+                    # or 8, exactly; memory: 32+ (GiB), disk_size: 200, image_id: ami-...
@@ -59,7 +61,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from spotfleet import plugins
-from spotfleet.config import base, foreign, plugin_sections, skypilot, values
+from spotfleet.config import base, foreign, groups, plugin_sections, skypilot, values
 from spotfleet.config.document import EXPECTED, Document, Place, read
 from spotfleet.config.money import policy_spec
 from spotfleet.config.notifications import notify_spec, resolve
@@ -80,10 +82,12 @@ from spotfleet.model import (
     ContainerSpec,
     EnvironmentSpec,
     FleetSpec,
+    GroupSpec,
     Need,
     Nodes,
     RaySpec,
     ResizeSpec,
+    all_nodes,
     is_ray,
 )
 from spotfleet.plugins import Base, SectionPlugin
@@ -190,6 +194,9 @@ def _with_infra(document: Document, infra: str) -> bool:
             if isinstance(rest.get(key), list):
                 data["resources"][key] = [{k: v for k, v in one.items() if k not in PLACE}
                                           if isinstance(one, dict) else one for one in rest[key]]
+        for name, group in data["groups"].items() if isinstance(data.get("groups"), dict) else ():
+            data["groups"][name] = {k: v for k, v in group.items() if k not in PLACE} if isinstance(group, dict) \
+                else group
         data.pop("provider", None)
         return False
     asked = [resources, *(one for key in ("any_of", "ordered") for one in (resources.get(key) or ()))] \
@@ -341,11 +348,18 @@ def _spec(document: Document, file: FileSection, environ: Mapping[str, str], loc
           check_files: bool) -> FleetSpec:
     provider = _provider(document, file)
     clouds = provider.split(plugins.JOINED)
-    nodes, needs = _nodes(document, file), _needs(file, several=len(clouds) > 1)
+    name = _name(document, file)
+    parts = groups.split(document, file, name)
+    found = tuple(GroupSpec(group, _nodes(document, part, ("groups", group) if group else ()),
+                            _needs(part, several=len(clouds) > 1)) for group, part in parts.items())
+    named = found if file.groups else ()
+    nodes = all_nodes(g.nodes for g in named) if named else found[0].nodes
+    needs = tuple(dict.fromkeys(need for group in found for need in group.any_of))
+    groups.refuse_existing(document, file, provider, plugins.load(provider).traits)
     facts = plugin_sections.facts(file, needs, local, check_files=check_files)
     ray = RaySpec(**file.ray.model_dump()) if file.ray is not None else None
     spec = FleetSpec(
-        name=_name(document, file),
+        name=name,
         provider=provider,
         any_of=needs,
         nodes=nodes,
@@ -369,6 +383,7 @@ def _spec(document: Document, file: FileSection, environ: Mapping[str, str], loc
         section=plugin_sections.read(document, file, provider, facts),
         policy=policy_spec(document, file, provider, nodes, needs),
         ray=ray,
+        groups=named,
     )
     plugin: SectionPlugin = plugins.load(provider)
     _note_resources(document, file, provider, plugin.traits)
@@ -446,6 +461,7 @@ def _provider(document: Document, file: FileSection) -> str:
     chosen = file.provider or infra or "local"
     others = [(("resources", "infra"), file.resources.infra), (("dispatcher", "infra"), file.dispatcher.infra)]
     others += [(("resources", "any_of", i, "infra"), a.infra) for i, a in enumerate(file.resources.any_of or [])]
+    others += [(("groups", name, "infra"), group.infra) for name, group in file.groups.items()]
     for other, named in others:
         if named and named[0] and named[0] not in chosen.split(plugins.JOINED):
             document.add(other, f"names provider '{named[0]}', but the fleet's is '{chosen}'; for a fleet on several "
@@ -453,20 +469,21 @@ def _provider(document: Document, file: FileSection) -> str:
     return chosen
 
 
-def _nodes(document: Document, file: FileSection) -> Nodes:
+def _nodes(document: Document, file: FileSection, group: Place = ()) -> Nodes:
+    """Return the range of a file, or of its group at `group`."""
     if file.nodes is None:
         return Nodes(file.num_nodes or 1, file.num_nodes or 1, file.num_nodes or 1)
     if file.num_nodes is not None:
         document.add(("num_nodes",), "nodes means the same; keep one of them")
     given = file.nodes
     target = given.target or given.max or given.min or 1
-    nodes = Nodes(given.min or 1, target, given.max or target)
+    nodes = Nodes(1 if given.min is None else given.min, target, given.max or target, given.idle_after)
     if nodes.min > nodes.target:
-        document.add(("nodes", "min"), f"expected 1 <= min <= target <= max, but min {nodes.min} is above "
-                                       f"{'target' if given.target else 'max'} {nodes.target}")
+        document.add((*group, "nodes", "min"), f"expected 0 <= min <= target <= max, but min {nodes.min} is above "
+                                               f"{'target' if given.target else 'max'} {nodes.target}")
     if nodes.target > nodes.max:
-        document.add(("nodes", "target"), f"expected 1 <= min <= target <= max, but target {nodes.target} is above "
-                                          f"max {nodes.max}")
+        document.add((*group, "nodes", "target"), f"expected 0 <= min <= target <= max, but target {nodes.target} is "
+                                                  f"above max {nodes.max}")
     return nodes
 
 

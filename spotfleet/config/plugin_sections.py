@@ -90,12 +90,16 @@ def _refuse_placement(document: Document, file: FileSection, provider: str) -> N
 def facts(file: FileSection, needs: Sequence[Need], local: Callable[[str], Path], *, check_files: bool) -> FileFacts:
     """Return what a plugin may check besides its section. `local` resolves a path of the file."""
     sections = [(("resources",), file.resources), (("dispatcher",), file.dispatcher),
-                *((("resources", "any_of", i), a) for i, a in enumerate(file.resources.any_of or []))]
+                *((("resources", "any_of", i), a) for i, a in enumerate(file.resources.any_of or [])),
+                *((("groups", name), group) for name, group in file.groups.items()),
+                *((("groups", name, "any_of", i), a) for name, group in file.groups.items()
+                  for i, a in enumerate(group.any_of or []))]
     places = tuple(NamedPlace(at, *((one.infra[1], one.infra[2]) if one.infra else (one.region or "", one.zone or "")),
                               one.infra[0] if one.infra else "") for at, one in sections)
     markets = [(("resources", "use_spot"), file.resources.use_spot),
                *((("resources", "any_of", i, "use_spot"), a.use_spot)
-                 for i, a in enumerate(file.resources.any_of or []))]
+                 for i, a in enumerate(file.resources.any_of or [])),
+               *((("groups", name, "use_spot"), group.use_spot) for name, group in file.groups.items())]
     image = file.resources.image_id
     nodes_at = ("nodes", "min") if file.nodes is not None else ("num_nodes",) if file.num_nodes is not None else ()
     return FileFacts(

@@ -41,9 +41,10 @@ class Section(BaseModel):
 
 
 class NodesSection(Section):
-    min: Count | None = None
+    min: Annotated[int, BeforeValidator(values.whole)] | None = None
     target: Count | None = None
     max: Count | None = None
+    idle_after: Duration = 300.0
 
 
 class PlaceSection(Section):
@@ -75,6 +76,12 @@ class ResourcesSection(AlternativeSection):
     any_of: list[AlternativeSection] | None = Field(default=None, min_length=1)
     in_order: Flag = False
     autostop: Annotated[AutostopSection, BeforeValidator(values.autostop)] | None = None
+
+
+class GroupSection(AlternativeSection):
+    nodes: Annotated[NodesSection, BeforeValidator(values.nodes)] | None = None
+    any_of: list[AlternativeSection] | None = Field(default=None, min_length=1)
+    in_order: Flag = False
 
 
 class CheckpointSection(Section):
@@ -125,6 +132,7 @@ class FileSection(Section):
     nodes: Annotated[NodesSection, BeforeValidator(values.nodes)] | None = None
     provider: Annotated[str, BeforeValidator(values.providers)] | None = None
     resources: ResourcesSection = Field(default_factory=ResourcesSection)
+    groups: dict[str, GroupSection] = Field(default_factory=dict)
     interruption_behavior: Literal["terminate", "stop"] = "terminate"
     dispatcher: PlaceSection = Field(default_factory=PlaceSection)
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)

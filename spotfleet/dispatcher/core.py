@@ -80,6 +80,12 @@ class Core:
         return self.journal.state.nodes or self.boot.spec.nodes
 
     @property
+    def ranges(self) -> dict[str, Nodes]:
+        """The range of each group of hosts, in the order of the fleet file; "" names the group of a fleet without."""
+        groups, changed = self.boot.spec.groups, self.journal.state.groups
+        return {g.name: changed.get(g.name, g.nodes) for g in groups} or {"": self.nodes}
+
+    @property
     def policy(self) -> PolicySpec:
         return self.journal.state.history.policy or self.boot.spec.policy
 

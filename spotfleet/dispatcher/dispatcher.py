@@ -22,6 +22,7 @@ from spotfleet.dispatcher.cloud.dispatcher_cost import DispatcherCost
 from spotfleet.dispatcher.cloud.endpoint_tag import EndpointTagger
 from spotfleet.dispatcher.cloud.machines import HostController, Policy
 from spotfleet.dispatcher.core import Core, clock_of
+from spotfleet.dispatcher.demand import DemandController
 from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.disk.bundles import BundleStore
 from spotfleet.dispatcher.disk.damage import DamagedFiles
@@ -113,6 +114,7 @@ class Dispatcher:
         self.desk.last_known = max(map(jobfile.number_of, known), default=0)
         self.ray = RayCluster(core)
         self.desk.prepared = self.ray.prepared
+        self.demand = DemandController(core, self.machines, self.ray.release)
         self.maintenance = CheckpointMaintenance(core.jobs.values, replica, core.step_soon, self.desk.checkpoint_kept)
         self.takeover, self.backup = Takeover(core, self.desk, lost), Backup(core, bundles)
         if takes_over:
@@ -128,7 +130,7 @@ class Dispatcher:
     def _remarks(self) -> list[str]:
         """Return further remarks for users."""
         return [*self._health.lines(), *self.core.unsent.lines(self.shutdown.patience, time.monotonic()),
-                *self.takeover.remarks,
+                *self.takeover.remarks, *self.demand.lines(),
                 *(line for line in failing(self.core.journal.state, self.core.unix()).values()
                   if line not in self.machines.waits),
                 *filter(None, (self.core.fleet_clock.why, self.endpoint_tagger.why, self.backup.why,
@@ -189,7 +191,7 @@ class Dispatcher:
         self.takeover.adopt(views)
         live = [j for j in core.jobs.values() if not j.state.ended]
         self._end_if_due(live, unix)
-        rooms = [HostRoom(name, v.slots, v.closed, self._is_ready(name, v, now))
+        rooms = [HostRoom(name, v.slots, v.closed, self._is_ready(name, v, now), v.host.group)
                  for name, v in views.items() if v.host.state is not HostState.STOPPED]
         self.desk.allocate([j for j in live if not j.record.cancelled], rooms, now)
         holders: dict[str, set[str]] = {}  # host -> the jobs with processes there
@@ -202,6 +204,7 @@ class Dispatcher:
             core.drains.update({h: why for h, why in restart.unfit(job.history, now).items() if h in views})
         disconnect_rejected(core)
         self._order_sender.send()
+        self.demand.step()
         self.machines.note_workers(views)
         if not self.shutdown.why:
             self.retention.step(unix)
@@ -221,7 +224,8 @@ class Dispatcher:
         places = [(v.host.request_id, slot) for v in free for slot in range(1 if job.spec.per_host else v.slots)]
         given = tuple(places[:job.sizing.places])
         launching = sum(1 if job.spec.per_host else v.slots for v in views.values()
-                        if v.host.counts and not v.connected and v.leaving is None)
+                        if v.host.counts and not v.connected and v.leaving is None
+                        and job.spec.group in ("", v.host.group))
         coming = max(0, min(launching, job.sizing.places - len(given)))
         allocation = self.desk.allocation
         return JobContext(now, unix, frozenset(hosts), given, views, self._why_waiting(job, others), coming,

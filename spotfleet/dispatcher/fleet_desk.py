@@ -15,6 +15,7 @@ from spotfleet.dispatcher.live.notify import Notifier
 from spotfleet.dispatcher.policy import PolicyController
 from spotfleet.dispatcher.retention import Retention
 from spotfleet.dispatcher.status import StatusInput, fleet_status
+from spotfleet.errors import UsageError
 from spotfleet.fleet.domain.events import NodesChanged
 from spotfleet.model import Nodes, NotifySpec, PolicySpec
 from spotfleet.protocol.messages import FleetStatus, JobStatus
@@ -30,9 +31,14 @@ class FleetDesk:
         self._core, self._machines, self._policy, self._remarks = core, machines, policy, remarks
         self.shutdown, self._retention, self.history, self._notifier = shutdown, retention, history, notifier
 
-    async def set_nodes(self, nodes: Nodes) -> None:
-        if nodes != self._core.nodes:
-            self._core.journal.note(NodesChanged(self._core.unix(), nodes, "asked by `spotfleet up`"))
+    async def set_nodes(self, nodes: Nodes, group: str = "") -> None:
+        """Change the range of a group. UsageError for one that the fleet does not have."""
+        ranges = self._core.ranges
+        if group not in ranges:
+            raise UsageError(f"group {group!r} is none of this fleet's: {', '.join(ranges) if any(ranges) else 'none'}",
+                             hint="name the groups as in the fleet file")
+        if nodes != ranges[group]:
+            self._core.journal.note(NodesChanged(self._core.unix(), nodes, "asked by `spotfleet up`", group))
             await self._core.journal.flush()
             self._core.tick_soon()
 
@@ -66,7 +72,8 @@ class FleetDesk:
                       **{c.host: c.report.why for c in core.connections.values()}}
         inputs = StatusInput(core.boot.fleet, core.journal.state, core.nodes, machines.own, views, agents_why,
                              host_jobs, jobs, self.shutdown.why, machines.why, self._remarks(),
-                             core.boot.spec.max_lifetime_s, machines.target)
+                             core.boot.spec.max_lifetime_s, machines.sizes, core.ranges,
+                             machines.slots)
         now, policy = time.monotonic(), self._policy
         return replace(fleet_status(inputs, unix), tick_s=machines.tick_s, policy=policy.status(unix),
                        spent_micros=policy.spent(now), on_demand_spent_micros=policy.spent_on_demand(now),

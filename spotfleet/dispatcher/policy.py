@@ -25,7 +25,7 @@ from spotfleet.fleet.domain.actions import Wanted
 from spotfleet.fleet.domain.events import BudgetReached, PolicyChanged, PolicyDecided
 from spotfleet.fleet.domain.history import JobProgressSoFar
 from spotfleet.fleet.domain.host import Host
-from spotfleet.fleet.domain.state import FleetState
+from spotfleet.fleet.domain.state import FleetState, of_group
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.fleet.policy import budget
 from spotfleet.fleet.policy.deadline import impossible
@@ -35,7 +35,7 @@ from spotfleet.fleet.policy.mix import apply_choice, on_demand_needs
 from spotfleet.fleet.policy.pools import price_now
 from spotfleet.fleet.policy.values import DecisionInput, MarketTarget
 from spotfleet.membership.schedule import by_priority, shares
-from spotfleet.model import CloudState, HostState, JobSpec, JobState, Offer, PolicySpec, Role
+from spotfleet.model import CloudState, HostState, JobSpec, JobState, Need, Offer, PolicySpec, Role
 from spotfleet.plugins import kind_missing
 from spotfleet.protocol.messages import JobStatus, PolicyStatus
 from spotfleet.providers import Provider
@@ -53,10 +53,10 @@ class PolicyController:
 
     def __init__(self, core: Core, dispatcher_cost: DispatcherCost, shutdown: FleetShutdown) -> None:
         self._core, self._dispatcher_cost, self._shutdown = core, dispatcher_cost, shutdown
-        self.choice: MarketTarget | None = None
+        self.choices: dict[str, MarketTarget] = {}  # by group
         self._offers: tuple[Offer, ...] | None = None
         self._read_at = self._count_at = -math.inf  # monotonic
-        self._written: tuple[int, int, str, tuple[str, ...]] | None = None
+        self._written: dict[str, tuple[int, int, str, tuple[str, ...]]] = {}  # by group
         self._warned: tuple[int, int] = (0, 0)  # (limit, percent) of the last BudgetReached
         self._counted: tuple[float, int] | None = None  # (monotonic, micro-dollars)
         self._on_demand: int | None = None  # by then, if all had been on demand; None: not known
@@ -70,7 +70,10 @@ class PolicyController:
 
     def offers_due(self, now: float) -> bool:
         """Return whether offers must be read before the next decision. `now` is monotonic."""
-        return now - self._read_at >= OFFERS_S and not is_plain(self._input(0, self._core.unix()), self._state)
+        unix = self._core.unix()
+        return now - self._read_at >= OFFERS_S and not all(
+            is_plain(self._input(part.name, part.any_of, 0, unix), of_group(self._state, part.name))
+            for part in self._core.boot.spec.parts)
 
     def read_offers(self, provider: Provider) -> None:
         """Read the provider's offers; called in a thread. The tick that follows reports the provider's errors."""
@@ -86,23 +89,27 @@ class PolicyController:
         unix, policy = self._core.unix(), self._core.policy
         if policy.max_micros_h:
             wanted = replace(wanted, max_micros_h=max(1, policy.max_micros_h - self._own_burn()))
-        inputs = self._input(wanted.hosts, unix)
-        if not wanted.hosts or is_plain(inputs, self._state):
-            self.choice = None
-            return wanted
-        self.choice = choice = decide(inputs, self._state, unix)
-        self._write(choice, unix)
-        return apply_choice(wanted, choice)
+        parts = [self._divided(part, unix) for part in wanted.parts or (wanted,)]
+        self.choices = {part.group: choice for part, choice in parts if choice is not None}
+        return replace(wanted, parts=tuple(part for part, _ in parts)) if wanted.parts else parts[0][0]
 
-    def _input(self, target: int, unix: float) -> PolicyInput:
-        live = [j for j in self._core.jobs.values() if not j.state.ended]
+    def _divided(self, part: Wanted, unix: float) -> tuple[Wanted, MarketTarget | None]:
+        """Return what one group should have, divided between the markets; with the choice, if there was one."""
+        inputs, state = self._input(part.group, part.any_of, part.hosts, unix), of_group(self._state, part.group)
+        if not part.hosts or is_plain(inputs, state):
+            return part, None
+        choice = decide(inputs, state, unix)
+        self._write(part.group, choice, unix)
+        return apply_choice(part, choice), choice
+
+    def _input(self, group: str, any_of: tuple[Need, ...], target: int, unix: float) -> PolicyInput:
+        live = [j for j in self._core.jobs.values() if not j.state.ended and j.spec.group in ("", group)]
         due = [j for j in live if j.spec.deadline_s]
-        held = self._shares(live, target) if due else {}
+        held = self._shares(group, live, target) if due else {}
         deadline_jobs = tuple(self._deadline_job(j, held[j.id], unix) for j in due)
         busy = sum(held[j.id] for j in live if not j.spec.deadline_s) if due else 0
-        needed = self._core.nodes.min if not live and self._is_idle() else None
-        return PolicyInput(self._core.policy, self._core.boot.spec.any_of, target, deadline_jobs, self._offers, busy,
-                           needed)
+        needed = self._core.ranges[group].min if not live and self._is_idle() else None
+        return PolicyInput(self._core.policy, any_of, target, deadline_jobs, self._offers, busy, needed)
 
     def _is_idle(self) -> bool:
         """Return whether there has been no job for IDLE_S and no host holds a worker, such as one of a job not adopted
@@ -113,34 +120,42 @@ class PolicyController:
     @property
     def held(self) -> int:
         """Number of on-demand hosts that will be launched once there is a job."""
-        return self.choice.held if self.choice is not None else 0
+        return sum(choice.held for choice in self.choices.values())
 
-    def _shares(self, live: list[ManagedJob], target: int) -> dict[str, int]:
-        """Return the number of hosts of each job once the whole target is up."""
-        stay = {h.request_id for h in self._state.hosts if h.counts and h.notice_deadline is None}
+    def _shares(self, group: str, live: list[ManagedJob], target: int) -> dict[str, int]:
+        """Return the number of hosts of each job of a group once the whole target is up."""
+        stay = {h.request_id for h in of_group(self._state, group).hosts if h.counts and h.notice_deadline is None}
         needs = [j.need(n) for n, j in enumerate(live)]
         hosts = {j.id: tuple(dict.fromkeys(host for host, _ in j.held() if host in stay)) for j in live
                  if j.state is not JobState.QUEUED}
-        return shares(by_priority(needs, {j.id: j.spec.priority for j in live}), hosts, target, self._slots)
+        return shares(by_priority(needs, {j.id: j.spec.priority for j in live}), hosts, target, self._slots(group),
+                      group)
 
-    @property
-    def _slots(self) -> int:
-        """Slots of the smallest host."""
-        return min((h.offer.slots for h in self._state.hosts if h.role is Role.WORKER and h.counts), default=1)
+    def _slots(self, group: str) -> int:
+        """Return the slots of the smallest host of a group."""
+        return min((h.offer.slots for h in of_group(self._state, group).hosts if h.role is Role.WORKER and h.counts),
+                   default=1)
+
+    def _target(self, spec: JobSpec) -> int:
+        """Return the target of the hosts that a job may use."""
+        return self._core.ranges[spec.group].target if spec.group in self._core.ranges else self._core.nodes.target
 
     def _can_use(self, spec: JobSpec) -> int:
         """Return the number of the target's hosts that the job can use."""
-        return max(1, min(self._core.nodes.target, math.ceil(spec.max_workers / (1 if spec.per_host else self._slots))))
+        slots = 1 if spec.per_host else self._slots(spec.group)
+        return max(1, min(self._target(spec), math.ceil(spec.max_workers / slots)))
 
-    def _write(self, choice: MarketTarget, unix: float) -> None:
+    def _write(self, group: str, choice: MarketTarget, unix: float) -> None:
         """Record the choice once: changing figures in its reason alone do not make a new event."""
-        decided = self._state.history.decided
-        last = self._written or (decided and (decided.spot, decided.on_demand, decided.rule, decided.shun))
+        decided = of_group(self._state, group).history.decided
+        last = self._written.get(group) or (
+            decided and (decided.spot, decided.on_demand, decided.rule, decided.shun))
         now = choice.spot, choice.on_demand, choice.rule, choice.shun
-        self._written = now
+        self._written[group] = now
         if now != last:
-            log.info("policy: %d spot, %d on demand: %s", choice.spot, choice.on_demand, choice.why)
-            self._core.journal.note(PolicyDecided(unix, *now[:2], choice.why, choice.rule, choice.shun))
+            log.info("policy%s: %d spot, %d on demand: %s", f" of group {group}" if group else "", choice.spot,
+                     choice.on_demand, choice.why)
+            self._core.journal.note(PolicyDecided(unix, *now[:2], choice.why, choice.rule, choice.shun, group))
 
     # ---- jobs and their deadlines
 
@@ -160,7 +175,7 @@ class PolicyController:
 
     def sized(self, spec: JobSpec) -> JobSpec:
         """Return `spec` with its work in host-seconds at the current target, unless it has them already."""
-        return replace(spec, work_host_s=spec.work_host_s or spec.work_s * self._core.nodes.target)
+        return replace(spec, work_host_s=spec.work_host_s or spec.work_s * self._target(spec))
 
     def annotated(self, job: ManagedJob, unix: float) -> JobStatus:
         """Return the job's status with its deadline, remaining work and expected end."""
@@ -172,7 +187,7 @@ class PolicyController:
         works = status.world_size > 0 and done.hosts > 0
         return replace(
             status, deadline_in_s=job.record.submitted_at + spec.deadline_s - unix if spec.deadline_s else None,
-            work_left_s=max(0.0, left) / max(1, self._core.nodes.target) if known else None,
+            work_left_s=max(0.0, left) / max(1, self._target(spec)) if known else None,
             finish_in_s=max(0.0, left) / done.hosts if known and works else None)
 
     def check(self, spec: JobSpec) -> None:
@@ -281,12 +296,16 @@ class PolicyController:
             self._core.tick_soon()
 
     def status(self, unix: float) -> PolicyStatus | None:
-        policy, decided = self._core.policy, self._state.history.decided
+        policy, choices = self._core.policy, self.choices
         limits = policy.max_micros, policy.max_micros_h
-        if self.choice is None:
+        if not choices:
             return PolicyStatus(0, 0, "", "", 0.0, *limits) if any(limits) else None
-        for_s = max(0.0, unix - decided.at) if decided else 0.0
-        return PolicyStatus(self.choice.spot, self.choice.on_demand, self.choice.why, self.choice.rule, for_s, *limits)
+        decided = [d.at for g in choices if (d := of_group(self._state, g).history.decided) is not None]
+        why = "; ".join(f"{group}: {c.why}" if group else c.why for group, c in choices.items())
+        rule = ", ".join(dict.fromkeys(c.rule for c in choices.values()))
+        spot, on_demand = sum(c.spot for c in choices.values()), sum(c.on_demand for c in choices.values())
+        for_s = max(0.0, unix - max(decided)) if decided else 0.0
+        return PolicyStatus(spot, on_demand, why, rule, for_s, *limits)
 
 
 def refuse_impossible(spec: JobSpec, hosts: int, boot: BootTime) -> None:

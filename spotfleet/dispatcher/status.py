@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spotfleet.dispatcher.hosts import HostView
 from spotfleet.fleet.domain.state import FleetState
+from spotfleet.fleet.planner.groups import GroupHosts
 from spotfleet.fleet.policy.lifetimes import boot_times
 from spotfleet.fleet.policy.pools import price_now
 from spotfleet.model import CloudHost, CloudState, HostState, Nodes
-from spotfleet.protocol.messages import BootMeasure, FleetStatus, GpuReading, HostStatus, JobStatus
+from spotfleet.protocol.messages import BootMeasure, FleetStatus, GpuReading, GroupStatus, HostStatus, JobStatus
 from spotfleet.words import counted
 
 
@@ -30,7 +31,9 @@ class StatusInput:
     waits: str  # the reason the reconciler waits
     remarks: Sequence[str] = ()  # further remarks for users
     max_lifetime_s: float = 0.0  # 0: no limit
-    target: int | None = None  # number of hosts needed now; None: nodes.target
+    sizes: dict[str, GroupHosts] = field(default_factory=dict)  # hosts needed now, by group; empty: nodes.target
+    ranges: dict[str, Nodes] = field(default_factory=dict)  # by group
+    slots: dict[str, int] = field(default_factory=dict)  # slots of the smallest host, by group
 
 
 def fleet_status(inputs: StatusInput, now: float) -> FleetStatus:
@@ -47,7 +50,12 @@ def fleet_status(inputs: StatusInput, now: float) -> FleetStatus:
                        sum(h.price_micros_h for h in billed), sum(h.on_demand_micros_h for h in billed),
                        age_s, ends_in_s=max(0.0, inputs.max_lifetime_s - age_s) if inputs.max_lifetime_s else None,
                        boots=tuple(BootMeasure(of, round(time.seconds, 2), time.boots)
-                                   for of, time in boot_times(inputs.state.history).items()))
+                                   for of, time in boot_times(inputs.state.history).items()),
+                       groups=tuple(GroupStatus(group, n.min, n.target, n.max, inputs.sizes[group].hosts,
+                                                inputs.sizes[group].why, n.idle_s, inputs.slots.get(group, 0))
+                                    for group, n in inputs.ranges.items() if group and group in inputs.sizes),
+                       wanted=None if inputs.going_down else _wanted(inputs), idle_s=nodes.idle_s,
+                       slots=inputs.slots.get("", 0))
 
 
 NOT_BILLED = "the provider has not listed it yet"
@@ -60,11 +68,21 @@ def _state(inputs: StatusInput) -> tuple[str, str]:
             return "down", inputs.going_down
         left = f"{counted(len(inputs.hosts), 'host')} left"
         return "going down", "; ".join(w for w in (inputs.going_down, left, inputs.waits) if w)
-    target = inputs.nodes.target if inputs.target is None else inputs.target
-    for_now = f" (target {inputs.nodes.target}: jobs need no more now)" if target < inputs.nodes.target else ""
+    target = _wanted(inputs)
+    reasons = [f"{group}: {size.why}" if group else size.why for group, size in inputs.sizes.items() if size.why]
+    for_now = f" ({'; '.join(reasons)})" if reasons else ""
+    if not for_now and target < inputs.nodes.target:
+        for_now = f" (target {inputs.nodes.target}: jobs need no more now)"
     ups = f"{up} of {target} hosts are up" if target != 1 else f"{up or 'no'} host is up"
+    ups = f"{counted(up, 'host')} up, {target} needed" if up > target else ups
+    ups = ups if up or target else "no host is up and none is needed"
     why = "; ".join(w for w in (ups + for_now, inputs.waits) if w)
     return "up" if up >= target else "degraded", why
+
+
+def _wanted(inputs: StatusInput) -> int:
+    """Return the number of hosts that should exist now."""
+    return sum(size.hosts for size in inputs.sizes.values()) if inputs.sizes else inputs.nodes.target
 
 
 def _host(view: HostView, inputs: StatusInput, now: float) -> HostStatus:
@@ -81,7 +99,7 @@ def _host(view: HostView, inputs: StatusInput, now: float) -> HostStatus:
     left = view.leaving.seconds_left if view.leaving and noticed else None
     return HostStatus(host.request_id, host.role.value, host.state.value, host.offer.pool, view.slots, price, on_demand,
                       host.address, inputs.host_jobs.get(host.request_id, ()), left, max(0.0, now - host.since),
-                      why, view.gpus)
+                      why, view.gpus, host.group)
 
 
 def _broken_gpus(gpus: Sequence[GpuReading]) -> list[str]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 from spotfleet.errors import DiskFull, NeedsPerson, NoCapacity, SpotfleetError
@@ -56,6 +57,7 @@ CLOCK_BACK_S = 60.0  # a clock that is so much behind its last value was set; a 
 PRICES_TOGETHER_S = 86400.0  # pools whose newest known prices are no further apart share one request
 RATES_S = 86400.0  # shortest interval between two requests for the rates of a region
 NOTICE_MOVED_S = 2.0  # deadlines that differ by less are the same notice
+EMPTY: Mapping[str, Nodes] = MappingProxyType({})
 
 __all__ = ["MISSING_S", "Action", "Calls", "Drain", "Launch", "Observed", "Terminate", "Wait", "Wanted", "create",
            "leftovers", "record_listing", "tick"]
@@ -80,11 +82,15 @@ class Calls:
     scout: bool = False
 
 
-def create(ledger: Ledger, provider: Provider, fleet: str, nodes: Nodes, now: float) -> None:
-    """Write fleet and billing rules into an empty ledger. Change nothing in one that has them and is not down."""
+def create(ledger: Ledger, provider: Provider, fleet: str, nodes: Nodes, now: float,
+           groups: Mapping[str, Nodes] = EMPTY) -> None:
+    """Write fleet and billing rules into an empty ledger. Change nothing in one that has them and is not down.
+
+    `groups`: the range of each named group; `nodes` is that of all together.
+    """
     state = ledger.state()
     if state.created is None or state.down is not None:
-        ledger.append(FleetCreated(now, fleet, provider.name, nodes, provider.billing()))
+        ledger.append(FleetCreated(now, fleet, provider.name, nodes, provider.billing(), dict(groups)))
 
 
 def leftovers(provider: Provider, fleet: str, role: Role | None = None) -> list[CloudHost]:
@@ -288,7 +294,7 @@ def _repeated_launches(wanted: Wanted, state: FleetState, planned: list[Action],
     names = dict.fromkeys(name for h in due for name in (h.together or (h.request_id,)))  # a gang is requested whole
     known = [h for name in names if (h := state.host(name)) is not None]
     return [Launch(h.request_id, h.offer, f"asked again: not listed since {clock_utc(h.asked_at)}", h.alternatives,
-                   h.together) for h in known]
+                   h.together, h.group) for h in known]
 
 
 def _batches(actions: list[Action], width: int) -> Iterator[list[Action]]:
@@ -350,7 +356,7 @@ class _Executor:
                                   self.boot(a.request_id, a.offer), self.wanted.interruption_behavior, self.wanted.tags,
                                   a.alternatives) for a in launches]
         self.ledger.append(*(LaunchIntended(self.now, a.request_id, self.wanted.role, a.offer, a.why, a.alternatives,
-                                            a.together) for a in launches))
+                                            a.together, a.group) for a in launches))
         errors = self._call_launch(launches, requests)
         done: list[Action] = []
         for action, error in zip(launches, errors, strict=True):

@@ -11,6 +11,8 @@ spare above its min, then all of a job whose processes may be ended, the lowest 
 first. Such a job is preempted: it is queued again, in its old place. A Ray cluster can do both: it gives what it can
 spare, and ends only where that is not enough.
 
+A job that names a group of hosts uses no others.
+
 A leaving host, or one whose agent is away, stays with its job but offers no slots: a replacement can come before it
 goes.
 """
@@ -35,6 +37,7 @@ class JobNeed:
     overdue: bool = False  # it has lacked its min for so long that no job may overtake it
     yields: bool = False  # its processes may be ended for a higher priority, and started again later
     shrinks: bool = False  # it may go on with its min for a higher priority
+    group: str = ""  # group of hosts that it may use; "": any
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class HostRoom:
     slots: int
     leaving: bool = False  # noticed or draining
     ready: bool = True  # its agent has joined and answers; the caller may overlook a short silence
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,14 +80,16 @@ def allocate(jobs: Sequence[JobNeed], hosts: Sequence[HostRoom], held: Mapping[s
                       frozenset(n.job for n in queue if allocator.lacks(n)))
 
 
-def shares(jobs: Sequence[JobNeed], held: Mapping[str, Sequence[str]], hosts: int, slots: int) -> dict[str, int]:
+def shares(jobs: Sequence[JobNeed], held: Mapping[str, Sequence[str]], hosts: int, slots: int,
+           group: str = "") -> dict[str, int]:
     """Return the number of hosts of each job once `hosts` hosts of `slots` slots are up; 0 for a job that waits.
 
-    `held` as for `allocate`, without leaving hosts.
+    `held` as for `allocate`, without leaving hosts. `group`: that of the hosts.
     """
     names = list(dict.fromkeys(name for own in held.values() for name in own))[:hosts]
     names += [f"({n})" for n in range(hosts - len(names))]  # no real host has such a name
-    found = allocate(jobs, [HostRoom(n, slots) for n in names], {job: tuple(own) for job, own in held.items()}).held
+    rooms = [HostRoom(n, slots, group=group) for n in names]
+    found = allocate(jobs, rooms, {job: tuple(own) for job, own in held.items()}).held
     return {need.job: len(found.get(need.job, ())) for need in jobs}
 
 
@@ -111,7 +117,7 @@ class _Allocator:
         self.free = [h.host for h in hosts if h.ready and not h.leaving and h.host not in taken]
         self.coming = [h for h in hosts if not h.ready and not h.leaving and h.host not in taken]
         self.reserved: set[str] = set()
-        self.overdue: JobNeed | None = None
+        self.overdue: list[JobNeed] = []
         self.preempted: dict[str, str] = {}
         self.shrunk: dict[str, str] = {}
         self.intends: dict[str, str] = {}  # job -> the jobs from which it will take hosts
@@ -135,7 +141,8 @@ class _Allocator:
         if self._is_behind(need):
             return
         room = self.room((*self.held.get(need.job, ()), *self.free), need)
-        if room < need.min_workers and room + _room(self.coming, need) < need.min_workers:
+        coming = [r for r in self.coming if _fits(r, need)]
+        if room < need.min_workers and room + _room(coming, need) < need.min_workers:
             self._take(need, need.min_workers - room)
             room = self.room((*self.held.get(need.job, ()), *self.free), need)
         if need.job in self.held:
@@ -143,22 +150,25 @@ class _Allocator:
         elif room >= need.min_workers:
             self.held[need.job] = []
             self.fill(need, need.min_workers)
-        elif room + _room(self.coming, need) >= need.min_workers:
+        elif room + _room(coming, need) >= need.min_workers:
             while room < need.min_workers:
-                room += _room([self.coming.pop(0)], need)
-            self.reserved.update(self.free)
-            self.free = []
+                self.coming.remove(coming[0])
+                room += _room([coming.pop(0)], need)
+            self.reserved.update(n for n in self.free if _fits(self.rooms[n], need))
+            self.free = [n for n in self.free if n not in self.reserved]
         elif need.overdue and _room([r for r in self.rooms.values() if not r.leaving], need) >= need.min_workers:
-            self.overdue = self.overdue or need
+            self.overdue.append(need)
 
-    def _is_behind(self, need: JobNeed) -> bool:
-        """Return whether an overdue job is to start before this one."""
-        return self.overdue is not None and need.order > self.overdue.order and need.job not in self.held
+    def _is_behind(self, need: JobNeed) -> JobNeed | None:
+        """Return the overdue job that is to start before this one; None if it need not wait."""
+        groups = ("", need.group)
+        return next((late for late in self.overdue if need.order > late.order and need.job not in self.held
+                     and (not need.group or late.group in groups)), None)
 
     def _take(self, need: JobNeed, lacking: int) -> None:
         """Free hosts of jobs with lower priorities, if that gives `need` room for `lacking` more workers."""
         lower = [n for n in reversed(self.queue) if n.priority < need.priority and self.held.get(n.job)]
-        spare = [(n, [name]) for n in lower if n.shrinks for name in self._above_min(n)]
+        spare = [(n, [name]) for n in lower if n.shrinks for name in self._above_min(n) if self.room([name], need)]
         whole = [(n, [h for h in self.held[n.job] if self.room([h], need)]) for n in lower if n.yields]
         chosen: list[tuple[JobNeed, list[str]]] = []
         for victim, hosts in (*spare, *whole):
@@ -202,12 +212,18 @@ class _Allocator:
             self.shrunk[victim.job] = why
 
     def fill(self, need: JobNeed, workers: int) -> None:
-        room, given = self.room(self.held[need.job], need), 0
-        while given < len(self.free) and room < workers:
-            room += self.room([self.free[given]], need)
-            given += 1
-        self.held[need.job] += self.free[:given]
-        self.free = self.free[given:]
+        room = self.room(self.held[need.job], need)
+        given: list[str] = []
+        for name in self.free:
+            if room >= workers:
+                break
+            if _fits(self.rooms[name], need):
+                room += self.room([name], need)
+                given.append(name)
+        self.held[need.job] += given
+        if given:
+            taken = set(given)
+            self.free = [n for n in self.free if n not in taken]
 
     def lacks(self, need: JobNeed) -> bool:
         return self.room(self.held.get(need.job, ()), need) < need.min_workers
@@ -216,23 +232,32 @@ class _Allocator:
         own = self.held.get(need.job)
         if own is not None and not self.lacks(need):
             return f"holds {_hosts(len(own))}"
-        free = len(self.free) + len(self.reserved)
-        others = {job: len(names) for job, names in self.held.items() if names and job != need.job}
-        holders = ", ".join(f"{n} of {len(self.rooms)} held by {job}" for job, n in others.items())
+        usable = [name for name, room in self.rooms.items() if _fits(room, need)]
+        free = len({*self.free, *self.reserved}.intersection(usable))
+        others = {job: len(found) for job, names in self.held.items()
+                  if job != need.job and (found := set(names).intersection(usable))}
+        holders = ", ".join(f"{n} of {len(usable)} held by {job}" for job, n in others.items())
         text = f"needs {self._wanted(need)}, "
         text += f"holds {len(own)}, {free} free" if own is not None else f"{free} free"
         text = f"{text}: {holders}" if holders else text
-        if self.overdue is not None and self._is_behind(need):
-            return f"{text}; {self.overdue.job} has waited for long and goes first"
+        if late := self._is_behind(need):
+            return f"{text}; {late.job} has waited for long and goes first"
         return f"{text}; takes hosts of {self.intends[need.job]} soon" if need.job in self.intends else text
 
     def _wanted(self, need: JobNeed) -> str:
-        one_each = need.per_host or all(r.slots == 1 for r in self.rooms.values())
-        return _hosts(need.min_workers) if one_each else f"room for {counted(need.min_workers, 'worker')}"
+        one_each = need.per_host or all(r.slots == 1 for r in self.rooms.values() if _fits(r, need))
+        wanted = _hosts(need.min_workers) if one_each else f"room for {counted(need.min_workers, 'worker')}"
+        return f"{wanted} of group {need.group}" if need.group else wanted
+
+
+def _fits(room: HostRoom, need: JobNeed) -> bool:
+    return need.group in ("", room.group)
 
 
 def _room(rooms: Sequence[HostRoom], need: JobNeed) -> int:
-    return len(rooms) if need.per_host else sum(r.slots for r in rooms)
+    """Count the job's workers for which the hosts of its group have room."""
+    fitting = [r for r in rooms if _fits(r, need)]
+    return len(fitting) if need.per_host else sum(r.slots for r in fitting)
 
 
 def _hosts(n: int) -> str:

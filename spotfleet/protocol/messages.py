@@ -381,6 +381,7 @@ class HostStatus:
     since_s: float = 0.0  # time in `state`
     why: str = ""
     gpus: tuple[GpuReading, ...] = ()
+    group: str = ""  # named group of hosts
 
 
 @dataclass(frozen=True)
@@ -420,7 +421,7 @@ class JobStatus:
     checkpoint: int = 0  # version of the newest kept checkpoint; 0: none
     error: str = ""
     workers: tuple[WorkerStatus, ...] = ()
-    age_s: float = 0.0
+    age_s: float = 0.0  # since its submission; of an ended job, until its end
     step_why: str = ""  # the reason for `step_s`, once it is known
     output_bytes: int = 0  # collected from its workers' output folders
     output_age_s: float | None = None  # age of the newest of them; None: none was collected
@@ -438,6 +439,7 @@ class JobStatus:
     restarts: int = 0  # number of times that all of its processes were started anew
     exit_status: int = 0  # status of the process that failed the job; 0: none did
     folder_age_s: float | None = None  # age of the dispatcher's copy of its checkpoint folder; None: there is none
+    group: str = ""  # as in JobSpec
 
 
 @dataclass(frozen=True)
@@ -488,6 +490,20 @@ class BootMeasure:
 
 
 @dataclass(frozen=True)
+class GroupStatus:
+    """Range of a named group of hosts, and how many of them should exist now."""
+
+    group: str
+    min: int
+    target: int
+    max: int
+    wanted: int
+    why: str = ""  # "" where the range alone decides
+    idle_s: float = 300.0  # with a `min` of 0, a host without work for this long is given back
+    slots: int = 0  # slots of the smallest host, as seen or offered; 0: not known yet
+
+
+@dataclass(frozen=True)
 class FleetStatus:
     """Body of GET /v1/status. `hosts` are the live ones, including the dispatcher."""
 
@@ -510,3 +526,7 @@ class FleetStatus:
     unsent: tuple[UnsentStatus, ...] = ()
     boots: tuple[BootMeasure, ...] = ()  # nothing where no host has booted yet
     on_demand_spent_micros: int | None = None  # `spent_micros` if all had been on demand; None: not known
+    groups: tuple[GroupStatus, ...] = ()  # in the order of the fleet file; none in a fleet without named groups
+    wanted: int | None = None  # number of hosts that should exist now; None: from an earlier release
+    idle_s: float = 300.0  # as in Nodes
+    slots: int = 0  # as in GroupStatus, in a fleet without groups

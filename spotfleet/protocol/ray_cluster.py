@@ -65,6 +65,7 @@ class RayWish:
     """Everything that the dispatcher wants of the head, sent on change and repeated."""
 
     drains: tuple[RayDrain, ...] = ()
+    releases: tuple[str, ...] = ()  # hosts whose nodes end if nothing runs there, and else stay as they are
     drivers: tuple[str, ...] = ()  # folders of drivers that should have been started; every other one is ended
     stop: bool = False  # end the cluster's head, and all that it has left on this machine
 

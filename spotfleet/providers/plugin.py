@@ -210,7 +210,8 @@ class BasePlugin:
 
     def settle(self, provider: Provider, config: Config, spec: FleetSpec, hosts: int,
                region: str) -> tuple[Config, tuple[RegionRow, ...]]:
-        return config, ()
+        raise UsageError(f"provider {self.name} has the trait settles_region, and chooses no region",
+                         hint="its plugin needs `settle`, which providers/kit/plugin.py: RegionalPlugin has")
 
     def region(self, config: Config) -> str:
         return ""

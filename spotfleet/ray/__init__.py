@@ -5,6 +5,7 @@
     run/elastic_job.py  loop of one elastic run, in the driver or in a detached actor (detached.py)
     run/static_job.py   fixed number of workers, which keep their processes over many calls
     run/coordinator.py  Membership with its workers' reports; line.py: the TCP server that they connect to. No Ray
+    run/checkpoints.py  target of a run's checkpoints, and the newest one there
     run/staffing.py     which actors to ask for and to end. Pure
     run/pool.py         actors: requests for them, their ends and results; actors.py is the code that runs in them
     installed.py        Ray itself: installed, connected, of the same version on each node

@@ -11,6 +11,7 @@ from spotfleet.ray.functions import by_value, check_sendable
 from spotfleet.ray.installed import connected_ray
 from spotfleet.ray.params import ElasticParams, RaySettings, check_count, create_settings
 from spotfleet.ray.run import detached as detached_job
+from spotfleet.ray.run.checkpoints import target_of
 from spotfleet.ray.run.coordinator import RunStatus
 from spotfleet.ray.run.elastic_job import ElasticJob, RunEnd, TrainingCall, pump
 from spotfleet.ray.run.static_job import StaticJob
@@ -26,15 +27,18 @@ class ElasticExecutor:
                  max_workers: int | None = None, use_gpu: bool = False, cpus_per_worker: float = 1,
                  gpus_per_worker: float | None = None, override_discovery: bool = True,
                  reset_limit: int | None = None, cooldown_range: tuple[float, float] | None = None,
-                 elastic_timeout: float | None = None, detached: str = "") -> None:
-        """`detached`: a name, under which the run outlives this driver; `attach` finds it again."""
+                 elastic_timeout: float | None = None, detached: str = "", checkpoint_target: str = "",
+                 checkpoint_every_s: float = 60.0) -> None:
+        """`detached`: a name, under which the run outlives this driver; `attach` finds it again. `checkpoint_target`: a
+        folder that all nodes have mounted, or a URL such as s3://BUCKET/RUN: a run begins with the newest checkpoint
+        there, and goes back to it if all workers are lost."""
         self.settings = settings = settings or create_settings()
         least = min_workers if min_workers is not None else settings.min_num_proc
         self.params = ElasticParams(
             1 if least is None else least, max_workers if max_workers is not None else settings.max_num_proc,
             reset_limit if reset_limit is not None else settings.reset_limit, cooldown_range,
             elastic_timeout if elastic_timeout is not None else settings.elastic_timeout, override_discovery,
-            cpus_per_worker, use_gpu, gpus_per_worker)
+            cpus_per_worker, use_gpu, gpus_per_worker, target_of(checkpoint_target, checkpoint_every_s))
         if not override_discovery and settings.discovery is None:
             raise UsageError("override_discovery is False, and settings.discovery is not set",
                              hint="set settings.discovery, for instance to TestDiscovery(...), or leave it out")
@@ -76,7 +80,8 @@ class ElasticExecutor:
         `resize`. An error that the function raises is raised here, with the worker's traceback as its cause. The value
         is None for a worker that was lost after training. Raises UsageError for a function that cannot be sent, and
         SpotfleetError where the run ends without a result: too few workers for `elastic_timeout`, more changes than
-        `reset_limit`, losses in a row without a step, or a loss outside of `hvd.elastic.run`.
+        `reset_limit`, losses in a row without a step, or a loss outside of `hvd.elastic.run`; also where
+        `checkpoint_target` cannot be read.
         """
         ray, given, more = connected_ray(), tuple(args or ()), dict(kwargs or {})
         check_sendable(fn, given, more)

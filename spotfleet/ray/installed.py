@@ -21,6 +21,7 @@ class About:
     ray: str
     python: str  # "3.11"
     gpus: tuple[str, ...] = ()  # ids of those that Ray has given it
+    warm_s: float = 0.0  # since the start of its process
 
 
 def load_ray() -> Any:
@@ -29,6 +30,15 @@ def load_ray() -> Any:
         return importlib.import_module("ray")
     except ImportError as error:
         raise UsageError(f"Ray cannot be imported: {error}", hint=install("ray")) from error
+
+
+def load_tune() -> Any:
+    """Return the module `ray.tune`. Raises UsageError where it, or a package that it needs, is not installed."""
+    load_ray()
+    try:
+        return importlib.import_module("ray.tune")
+    except ImportError as error:
+        raise UsageError(f"Ray Tune cannot be imported: {error}", hint=install("tune")) from error
 
 
 def connected_ray() -> Any:

@@ -22,27 +22,41 @@ def log(info: dict[str, Any]) -> None:
     executor's worker this does nothing. Raises UsageError for other values, and OSError if the driver does not answer
     within ANSWER_S.
     """
+    if is_worker():
+        send(info, ANSWER_S)
+
+
+def is_worker() -> bool:
+    """Return whether this process is a worker of an executor."""
+    return os.environ.get("SPOTFLEET_SOCKET", "").startswith(TCP)
+
+
+def send(info: dict[str, Any], limit_s: float) -> Any:
+    """Send one value to the coordinator; return its answer. Raises as `log` does."""
     global _connection
-    path = os.environ.get("SPOTFLEET_SOCKET", "")
-    if not path.startswith(TCP):
-        return
+    path = os.environ["SPOTFLEET_SOCKET"]
     try:
         line = json.dumps(info, default=_number).encode() + b"\n"
     except TypeError as error:
         raise UsageError(f"ray_logger.log: {error}", hint="log numbers, texts, and lists and dicts of them") from error
     if _connection is None or _connection[0] != os.getpid():
         sock = connect(path, os.environ.get(JOB_KEY, ""))
-        sock.settimeout(ANSWER_S)
         sock.sendall(json.dumps({"log_of": os.environ["SPOTFLEET_WORKER"]}).encode() + b"\n")
         _connection = os.getpid(), sock
     sock = _connection[1]
+    answer = b""
     try:
+        sock.settimeout(limit_s)
         sock.sendall(line)
-        if not sock.recv(1):
-            raise ConnectionError("the coordinator has gone")
+        while not answer.endswith(b"\n"):
+            part = sock.recv(1 << 16)
+            if not part:
+                raise ConnectionError("the coordinator has gone")
+            answer += part
     except OSError:
         _connection = None
         raise
+    return json.loads(answer)
 
 
 def _number(value: Any) -> Any:

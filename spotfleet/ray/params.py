@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from spotfleet.errors import UsageError
+from spotfleet.membership.pace import Pace
+from spotfleet.ray.run.checkpoints import CheckpointTarget
 
 
 class HostSource(Protocol):
@@ -28,6 +30,8 @@ class ElasticParams:
     cpus_per_worker: float = 1
     use_gpu: bool = False
     gpus_per_worker: float | None = None  # with `use_gpu`; None: 1
+    checkpoints: CheckpointTarget = field(default_factory=CheckpointTarget)
+    pace: Pace = field(default_factory=Pace)  # limits on one change of membership that we choose
 
     def __post_init__(self) -> None:
         check_count("min_workers", self.min_workers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from spotfleet import catalog
@@ -52,6 +52,9 @@ def prepare(spec: FleetSpec, request: SimulationRequest, warn: Callable[[str], N
     """Prepare a simulation. Raises UsageError if that is impossible; `warn` gets messages about suspicious input."""
     _check(request)
     policy, notes = spec.policy, []
+    if spec.groups:
+        spec = replace(spec, any_of=spec.main_group.any_of, nodes=spec.main_group.nodes)
+        notes.append(f"of the fleet's groups only {spec.main_group.name} is simulated")
     work_s, deadline_s = request.work_s or policy.work_s, request.deadline_s or policy.deadline_s
     if not work_s and policy.work_steps:
         raise UsageError(f"work: {policy.work_steps} steps: how long a step takes, no record tells",

@@ -44,7 +44,7 @@ class FolderStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def put(self, key: str, chunks: Iterable[bytes], *, size: int | None = None) -> str:
+    def put(self, key: str, chunks: Iterable[bytes], *, size: int | None = None, at_most: int | None = None) -> str:
         """Store the content; returns its sha256 once it is safe from a power failure."""
         path, sha, written = self.path(key), hashlib.sha256(), 0
         atomic.make_folder(path.parent)

@@ -1,7 +1,11 @@
 """Access to object stores for checkpoints and `file_mounts`, through obstore, which is imported on first use.
 
 The store's own settings (region, endpoint, credentials) come from the environment, as obstore reads it: AWS_*,
-GOOGLE_*, AZURE_*. Workers import it too.
+GOOGLE_*, AZURE_*; the region of a bucket on S3 from S3 (`s3.py`). Workers import it too.
+
+obstore ends a request after 30 s (AWS_TIMEOUT and the like), whole answer included, and its repetitions after three
+minutes. So objects are read in pieces, several at once, and written in parts. S3 and Google Cloud Storage take 10,000
+parts of an upload at most.
 """
 
 from __future__ import annotations
@@ -9,15 +13,23 @@ from __future__ import annotations
 import errno
 import hashlib
 import importlib
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
+from spotfleet.storage import s3
 from spotfleet.storage.schemes import SCHEMES
 from spotfleet.storage.store import StoreEntry, check_key
 
 NEEDS = "pip install 'obstore>=0.6'"
+PIECE_BYTES, STREAMS = 8 << 20, 8  # pieces of an object that is read; this many are in memory at once
+PART_BYTES, PARTS_AT_ONCE = 8 << 20, 8  # parts of an object that is written
+MOST_PARTS, MIB = 10_000, 1 << 20
 _memory: dict[str, Any] = {}  # contents of memory:// stores live as long as this process
 
 
@@ -34,7 +46,15 @@ def open_store(url: str, **settings: Any) -> tuple[Any, str]:
         return _memory.setdefault(root, stores.MemoryStore()), prefix
     if scheme == "file":
         return stores.LocalStore(prefix=rest, mkdir=True), ""
+    if scheme == "s3":
+        settings = s3.settings(url) | settings
     return stores.from_url(url, **settings), ""
+
+
+def part_bytes(size: int | None) -> int:
+    """Return the size of the parts in which an object of `size` bytes is written."""
+    least = -(-(size or 0) // MOST_PARTS)
+    return max(PART_BYTES, -(-least // MIB) * MIB)
 
 
 class ObjectStore:
@@ -46,7 +66,7 @@ class ObjectStore:
         with self._explained():
             self._store, self._prefix = open_store(url)
 
-    def put(self, key: str, chunks: Iterable[bytes], *, size: int | None = None) -> str:
+    def put(self, key: str, chunks: Iterable[bytes], *, size: int | None = None, at_most: int | None = None) -> str:
         sha, written = hashlib.sha256(), 0
 
         def counted() -> Iterator[bytes]:
@@ -60,32 +80,80 @@ class ObjectStore:
 
         with self._explained():
             try:
-                self._obstore.put(self._store, self._path(key), counted())
+                self._write(key, counted(), part_bytes(size or at_most), lambda: written)
             except FileNotFoundError as error:
                 if found := _no_bucket(self._url, error):
                     raise OSError(found) from error
                 raise
         return sha.hexdigest()
 
+    def _write(self, key: str, chunks: Iterator[bytes], part: int, written: Callable[[], int]) -> None:
+        """Write the content by one request if it is as large as one part at most, else in parts."""
+        beginning: list[bytes] = []
+        for chunk in chunks:
+            beginning.append(chunk)
+            if written() > part:
+                break
+        else:
+            self._obstore.put(self._store, self._path(key), b"".join(beginning), use_multipart=False)
+            return
+        before = self._etag(key)
+        try:
+            self._obstore.put(self._store, self._path(key), itertools.chain(beginning, chunks), chunk_size=part,
+                              max_concurrency=PARTS_AT_ONCE)
+        except FileNotFoundError:  # no such upload: the answer that completed it may have been lost
+            if self._etag(key) in ("", before) or self._size(key) != written():
+                raise
+
+    def _etag(self, key: str) -> str:
+        """Return the etag of the object; "" if there is none."""
+        with suppress(FileNotFoundError):
+            return str(self._obstore.head(self._store, self._path(key))["e_tag"])
+        return ""
+
     def get(self, key: str, *, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         with self._explained():
-            if start == 0 and end is None:
-                for chunk in self._obstore.get(self._store, self._path(key)).stream():
-                    yield bytes(chunk)
+            if end is not None and start >= end:
                 return
-            if end is None:
-                end = self._size(key)
-            try:
-                yield from self._range(key, start, end)
-            except importlib.import_module("obstore.exceptions").BaseError:
-                if (size := self._size(key)) >= end:
-                    raise
-                yield from self._range(key, start, size)  # it asked for more than there is, which stores refuse
+            first = self._first(key, start, start + PIECE_BYTES if end is None else min(end, start + PIECE_BYTES))
+            if first is None:
+                return
+            yield bytes(first.bytes())
+            size = first.meta["size"]
+            last = size if end is None else min(end, size)
+            starts = range(start + PIECE_BYTES, last, PIECE_BYTES)
+            if starts:
+                yield from self._pieces(key, starts, last, first.meta["e_tag"])
 
-    def _range(self, key: str, start: int, end: int) -> list[bytes]:
-        if start >= end:
-            return []
-        return [bytes(self._obstore.get_range(self._store, self._path(key), start=start, end=end))]
+    def _first(self, key: str, start: int, end: int) -> Any:
+        """Return the answer with these bytes; None if the object ends before `start`, which stores refuse."""
+        try:
+            return self._obstore.get(self._store, self._path(key), options={"range": (start, end)})
+        except importlib.import_module("obstore.exceptions").BaseError:
+            if self._size(key) > start:
+                raise
+            return None
+
+    def _pieces(self, key: str, starts: range, last: int, etag: str | None) -> Iterator[bytes]:
+        """Yield the pieces of one version of the object, in their order; STREAMS of them arrive at once."""
+        def read(at: int) -> bytes:
+            options = {"range": (at, min(at + PIECE_BYTES, last)), **({"if_match": etag} if etag else {})}
+            try:
+                return bytes(self._obstore.get(self._store, self._path(key), options=options).bytes())
+            except importlib.import_module("obstore.exceptions").PreconditionError as error:
+                raise OSError(errno.ESTALE, "it was changed while it was read", f"{self._url}/{key}") from error
+
+        coming: deque[Future[bytes]] = deque()
+        pool = ThreadPoolExecutor(min(STREAMS, len(starts)), "object-store")
+        try:
+            for at in starts:
+                coming.append(pool.submit(read, at))
+                if len(coming) >= STREAMS:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def _size(self, key: str) -> int:
         return self._obstore.head(self._store, self._path(key))["size"]
@@ -138,7 +206,9 @@ def refusal(url: str, error: BaseException) -> str:
         return found
     if "RequestTimeTooSkewed" in text:  # this machine's clock is wrong
         return ""
-    if any(word in text for word in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")):
+    if found := _on_s3(url, text):
+        return found
+    if any(word in text for word in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken")):
         return f"the credentials are refused: check {_credentials(scheme)}"
     if isinstance(error, PermissionError) or kind in ("PermissionDeniedError", "UnauthenticatedError"):
         return denied
@@ -150,6 +220,25 @@ def refusal(url: str, error: BaseException) -> str:
         return f"there is nothing at {url}"
     if kind in ("InvalidPathError", "NotSupportedError", "UnknownConfigurationKeyError"):
         return text.partition("\n")[0]
+    return ""
+
+
+def _on_s3(url: str, text: str) -> str:
+    """Explain what only S3 answers; "" for another error."""
+    if "redirect without LOCATION" in text or "AuthorizationHeaderMalformed" in text:
+        return s3.other_region(url)
+    if "ExpiredToken" in text:
+        return ("the credentials have expired: keys with an AWS_SESSION_TOKEN hold for hours; use the machine's role, "
+                "or the key of an IAM user")
+    if found := re.search(r"\bkms:\w+", text) or re.search(r"<Code>KMS\.\w+", text):
+        return (f"the KMS key that encrypts {url} cannot be used ({found.group().removeprefix('<Code>')}): allow the "
+                "machine's role kms:GenerateDataKey and kms:Decrypt, in its policy and in the key's")
+    if "InvalidObjectState" in text:
+        return (f"the object at {url} is archived (Glacier): restore it first, or take the prefix out of that "
+                "lifecycle rule")
+    if "Object Lock parameters" in text:
+        return (f"the bucket of {url} has Object Lock, which needs checksums: set AWS_CHECKSUM_ALGORITHM to sha256 "
+                "under `envs`")
     return ""
 
 

@@ -32,9 +32,10 @@ class StoreEntry:
 class DurableStore(Protocol):
     """Durable content by key."""
 
-    def put(self, key: str, chunks: Iterable[bytes], *, size: int | None = None) -> str:
+    def put(self, key: str, chunks: Iterable[bytes], *, size: int | None = None, at_most: int | None = None) -> str:
         """Store the content, whole or not at all; return its sha256 in hex. Content of another size than `size` is not
-        stored: OSError."""
+        stored: OSError. `at_most`: its size will not exceed this; where neither is known, an object store takes 80 GB.
+        """
 
     def get(self, key: str, *, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         """Yield the bytes in [start, end), to the end without `end`; fewer where the content ends before."""

@@ -156,8 +156,8 @@ class DispatcherClient:
         return SpotfleetError(f"this fleet's dispatcher is of a release without {what}",
                               hint="`spotfleet status` works; a fleet that this release makes has it")
 
-    def set_nodes(self, nodes: Nodes) -> None:
-        self._json("PUT", "/v1/nodes", to_json(nodes))
+    def set_nodes(self, nodes: Nodes, group: str = "") -> None:
+        self._json("PUT", f"/v1/nodes?group={group}" if group else "/v1/nodes", to_json(nodes))
 
     def set_policy(self, policy: PolicySpec) -> None:
         self._json("PUT", "/v1/policy", to_json(policy))

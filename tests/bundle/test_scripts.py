@@ -146,6 +146,29 @@ def test_the_examples_get_no_remark():
     assert [remarks(read(examples / name), 4) for name in ("digits.py", "gpt.py")] == [[], []]
 
 
+def lost(tmp_path: Path, source: str, *, together: bool = False) -> str:
+    (tmp_path / "train.py").write_text(source)
+    return scripts.uncollected(read(tmp_path / "train.py"), together)
+
+
+def test_a_script_whose_files_stay_on_its_host_is_named_with_the_folder_to_use(tmp_path):
+    line = lost(tmp_path, PLAIN + "torch.save(model, 'model.pt')\n")
+    assert line.startswith("train.py: it saves files, and not in $SPOTFLEET_OUTPUT") and "`spotfleet down`" in line
+    assert lost(tmp_path, PLAIN) == ""
+    assert lost(tmp_path, PLAIN + "torch.save(model, os.environ['SPOTFLEET_OUTPUT'] + '/model.pt')\n") == ""
+
+
+def test_a_script_for_torchrun_that_saves_is_sent_to_the_option_that_lets_its_files_follow_it(tmp_path):
+    assert "hint: --checkpoint-dir" in lost(tmp_path, DDP + "torch.save({}, 'snapshot.pt')\n", together=True)
+    assert "hint: --checkpoint-dir" in lost(tmp_path, "import lightning\nlightning.Trainer().fit()\n", together=True)
+    assert lost(tmp_path, DDP, together=True) == ""
+
+
+def test_the_files_of_the_examples_are_collected():
+    examples = Path(__file__).parents[2] / "examples"
+    assert [scripts.uncollected(read(examples / name), False) for name in ("digits.py", "gpt.py")] == ["", ""]
+
+
 DDP = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
 
 

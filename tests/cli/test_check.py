@@ -164,6 +164,26 @@ def test_policies_are_json_on_stdout_and_nothing_else(user):
     assert "spotfleet-g5-????-us-east-1-host" in told["dispatcher"]
 
 
+TWO_CLOUDS = """\
+name: two
+provider: [aws, gcp]
+resources: {any_of: [{infra: aws/us-east-1, instance_type: g5.xlarge}, {infra: gcp/us-central1, accelerators: L4:1}]}
+gcp: {project: my-project-123}
+"""
+
+
+def test_of_a_fleet_on_two_clouds_each_prints_its_own_policy_and_the_next_step_is_one_that_works(user):
+    user.write("two.yaml", TWO_CLOUDS)
+    dispatcher = json.dumps(json.loads(user.ok("check aws --policy dispatcher two.yaml").out))
+    assert "ec2:CreateFleet" in dispatcher and '"two-????"' in dispatcher and "us-east-1" in dispatcher
+    assert "compute.instances" in user.ok("check gcp --policy two.yaml").out
+    said = user.fails("check --policy dispatcher two.yaml", code=2)
+    assert "two.yaml is of aws and gcp: say whose policy" in said.err
+    assert "spotfleet check aws --policy dispatcher two.yaml" in said.err
+    said = user.fails("check gcp two.yaml", code=2)
+    assert "two.yaml is of provider aws+gcp, not gcp" in said.err and "spotfleet check two.yaml" in said.err
+
+
 def test_with_a_boundary_the_printed_policy_makes_bounded_roles_only(user):
     bound = "arn:aws:iam::123456789012:policy/research-boundary"
     user.write("g5.yaml", TO_S3.replace("aws: {", f"aws: {{permissions_boundary: '{bound}', "))

@@ -137,7 +137,7 @@ def test_the_name_of_other_tools_works_and_is_not_advertised(up):
 
 
 @pytest.mark.parametrize(("line", "said"), [
-    ("cost --by flavour", "--by: 'flavour' is none\nhint: use one of: host, pool, day, job, fleet"),
+    ("cost --by flavour", "--by: 'flavour' is none\nhint: use one of: host, group, pool, day, job, fleet"),
     ("cost --since yesterday", "--since: 'yesterday' is no time\nhint: use 2026-11-22, 2026-11-22T14:30 (UTC), "),
     ("cost --until 2026-13-01", "--until: '2026-13-01' is no time"),
     ("cost --since 2999-01-01", "--since 2999-01-01: that has not come yet"),

@@ -445,6 +445,7 @@ def test_when_all_fleets_have_ended_one_must_be_named(up):
     up.ok("down digits -y")
     said = up.fails("down", code=2)
     assert "no fleet is up, and several have been" in said.err and "digits, two" in said.err
+    assert "`spotfleet up FILE` makes one" in said.err and "`spotfleet logs -c digits`" in said.err
     listed = up.ok("status").out.splitlines()[1:]
     assert [line.split()[:2] for line in listed] == [["digits", "down"], ["two", "down"]]
 
@@ -463,7 +464,8 @@ def test_a_fleet_that_does_not_exist_is_named_with_those_that_do(up):
 def test_several_fleets_must_be_named(up):
     up.write("two.yaml", "name: two\nresources: {instance_type: cpu.small}\n")
     assert "spotfleet train SCRIPT.py -c two" in up.ok("up two.yaml -y").err
-    assert "say which one" in up.fails("cost", code=2).err
+    said = up.fails("cost", code=2).err
+    assert "say which one" in said and "-c digits" in said and "makes one" not in said
     listed = up.ok("status").out.splitlines()[1:]
     assert [line.split()[:2] for line in listed] == [["digits", "up"], ["two", "up"]]
     assert "fleet two: up" in up.ok("status two").out

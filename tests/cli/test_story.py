@@ -85,6 +85,13 @@ SAID = [
      "$0.0200 for a GiB to another zone"),
     (e.PolicyDecided(AT, 3, 1, "1 of 4 is always on demand"),
      "policy      3 spot and 1 on-demand hosts: 1 of 4 is always on demand"),
+    (e.DemandDecided(AT, 2, "2 tasks or actors wait for {'CPU': 1}"),
+     "demand      2 hosts: 2 tasks or actors wait for {'CPU': 1}"),
+    (e.DemandDecided(AT, 1, "1 host with Ray's work", "gpu"),
+     "demand      1 host of group gpu: 1 host with Ray's work"),
+    (e.DemandUnmet(AT, {"{'GPU': 8}": "1 task or actor waits for {'GPU': 8}, which fits no host"}),
+     "demand      1 task or actor waits for {'GPU': 8}, which fits no host"),
+    (e.DemandUnmet(AT), "demand      all that waits in Ray gets hosts"),
     (e.PolicyChanged(AT, PolicySpec("auto", 1, 216_000.0, 0.0, 0, 250_000_000, 4_500_000), "asked by `spotfleet up`"),
      "policy      is now auto, 1 on demand at least, deadline 2d12h, max_cost $250.00, max_hourly_cost $4.5000/h: "
      "asked by `spotfleet up`"),

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from spotfleet import bundle
+from spotfleet.api import Fleet
 from spotfleet.api.lifecycle import upload
 from spotfleet.cli.commands import follow
 from spotfleet.errors import UsageError
@@ -157,6 +158,14 @@ def test_ctrl_c_detaches_and_says_how_to_attach_or_cancel(up, monkeypatch):
     assert "running" in up.ok("jobs").out
 
 
+def test_ctrl_c_in_followed_logs_says_that_the_job_goes_on(up, monkeypatch):
+    up.write("long.py", "import time\nprint('begun')\ntime.sleep(60)\n")
+    up.ok("train long.py -d")
+    monkeypatch.setattr(Fleet, "logs", lambda *_, **__: iter([signal.raise_signal(signal.SIGINT)]))
+    said = up.types("logs -f long-1")
+    assert said.code == 130 and "the output is no longer shown; job long-1 goes on" in said.err
+
+
 def wait_for_log(up, text: bytes) -> None:
     while not (jobs := up.dispatcher.jobs) or text not in next(iter(jobs.values())).log:
         time.sleep(0.01)
@@ -206,6 +215,23 @@ def test_logs_show_the_newest_job_or_the_one_named(up):
     assert up.ok("logs").out == "hello two \n"
     assert up.ok("logs hello-1").out == up.ok("logs -f hello-1 --rank 0").out == "hello one \n"
     assert "no job 'hello-9'" in up.fails("logs hello-9").err
+
+
+def test_a_mistyped_option_before_the_script_is_not_called_a_missing_script(up):
+    said = up.fails("train --fleet digits hello.py", code=2)
+    assert "error: train has no option --fleet" in said.err and "-c FLEET" in said.err
+
+
+def test_logs_say_how_a_followed_job_ended_and_why_one_has_no_output(up):
+    up.ok("train hello.py")
+    assert "job hello-1 has succeeded: " in up.ok("logs -f").err and up.ok("logs").err == ""
+    up.write("mute.py", "import time\ntime.sleep(60)\n")
+    up.ok("train mute.py -d")
+    up.dispatcher.jobs["mute-2"].state = JobState.QUEUED
+    up.dispatcher.jobs["mute-2"].why = "needs 1 host"
+    said = up.ok("logs")
+    assert (said.out, said.err) == ("", "job mute-2 is queued: needs 1 host; no output of it so far\n")
+    assert up.ok("logs -n 0").err == ""
 
 
 def test_down_with_train_ends_the_fleet_after_the_job(up):

@@ -138,7 +138,7 @@ def test_a_word_that_the_provider_does_not_know_is_named_with_the_nearest_also_b
 
 
 def test_the_problems_of_a_fleet_file_are_shown_with_their_lines(user):
-    user.write("fleet.yaml", "name: digits\nprovder: local\nnodes: {min: 0}\n")
+    user.write("fleet.yaml", "name: digits\nprovder: local\nnodes: {min: -1}\n")
     said = user.fails("up fleet.yaml -y", code=2)
     assert "fleet.yaml:2: provder: unknown key; did you mean 'provider'?" in said.err
     assert "fleet.yaml:3: nodes.min: expected a whole number" in said.err

@@ -154,25 +154,25 @@ def test_a_key_that_only_looks_alike_is_no_suggestion(word):
     ("on_demand: 1", "1: on_demand: unknown key; did you mean 'on_demand_base'?"),
     ("provider: local\nresources: {cpus: few}",
      "2: resources.cpus: expected a number such as 4, or \"4+\" for at least so many, got 'few'"),
-    ("nodes: {min: 2, zzz: 3}", "1: nodes.zzz: unknown key; expected one of min, target, max"),
+    ("nodes: {min: 2, zzz: 3}", "1: nodes.zzz: unknown key; expected one of min, target, max, idle_after"),
     ("interruption_behavior: stpo",
      "1: interruption_behavior: expected terminate or stop, got 'stpo'; did you mean 'stop'?"),
     ("provider: locale",
      "1: provider: unknown provider 'locale'; expected one of aws, gcp, local, ssh; did you mean 'local'?"),
     ("resources: {infra: locale/us}",
      "1: resources.infra: no provider for locale is installed; there is aws, gcp, local, ssh; did you mean 'local'?"),
-    ("nodes:\n  min: two", "2: nodes.min: expected a whole number of at least 1, got 'two'"),
-    ("nodes:\n  min: 0", "2: nodes.min: expected a whole number of at least 1, got 0"),
+    ("nodes:\n  min: two", "2: nodes.min: expected a whole number of at least 0, got 'two'"),
+    ("nodes:\n  max: 0", "2: nodes.max: expected a whole number of at least 1, got 0"),
     ("num_nodes: true", "1: num_nodes: expected a whole number of at least 1, got True"),
     ("max_workers: 4", "1: max_workers: unknown key; use `nodes: {max: ...}`"),
     ("idle_timeout_minutes: 5", "1: idle_timeout_minutes: unknown key; use `autostop: {idle_minutes: ...}`"),
     ("on_demand: 1", "1: on_demand: unknown key; did you mean 'on_demand_base'?"),
     ("nodes: few", "1: nodes: expected {min: 2, target: 3, max: 4}, or \"2..4\", or 3, got 'few'"),
     ("nodes:\n  min: 3\n  target: 2",
-     "2: nodes.min: expected 1 <= min <= target <= max, but min 3 is above target 2"),
+     "2: nodes.min: expected 0 <= min <= target <= max, but min 3 is above target 2"),
     ("nodes:\n  min: 1\n  target: 3\n  max: 2",
-     "3: nodes.target: expected 1 <= min <= target <= max, but target 3 is above max 2"),
-    ("nodes: 3..2", "1: nodes.min: expected 1 <= min <= target <= max, but min 3 is above max 2"),
+     "3: nodes.target: expected 0 <= min <= target <= max, but target 3 is above max 2"),
+    ("nodes: 3..2", "1: nodes.min: expected 0 <= min <= target <= max, but min 3 is above max 2"),
     ("num_nodes: 2\nnodes: 2", "1: num_nodes: nodes means the same; keep one of them"),
     ("max_lifetime: 30",
      "1: max_lifetime: expected a duration such as \"90s\", \"10m\" or \"2h\", got 30; write \"30s\""),
@@ -251,7 +251,8 @@ def test_all_problems_are_named_at_once_in_the_order_of_the_file():
 def test_the_list_of_keys_stands_in_one_problem_only():
     said = problems("qqq: 1\nzzz: 2\nnodes: {vvv: 3}\n")
     assert said[0].startswith("1: qqq: unknown key; expected one of name, ") and "resources" in said[0]
-    assert said[1:] == ["2: zzz: unknown key", "3: nodes.vvv: unknown key; expected one of min, target, max"]
+    assert said[1:] == ["2: zzz: unknown key",
+                        "3: nodes.vvv: unknown key; expected one of min, target, max, idle_after"]
 
 
 def test_a_missing_file_is_named(tmp_path):

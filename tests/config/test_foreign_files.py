@@ -76,7 +76,10 @@ def test_an_older_cluster_file_and_one_of_machines_that_exist():
     old, _ = converted("cluster_name: a\nmin_workers: 0\nmax_workers: 2\nprovider: {type: aws, region: us-east-1}\n"
                        "head_node: {InstanceType: m5.large}\nworker_nodes: {InstanceType: c5.xlarge}\n")
     assert spec(old).any_of == (Need("us-east-1", instance_type="c5.xlarge", use_spot=False),)
-    assert spec(old).nodes == Nodes(1, 2, 2)
+    assert spec(old).nodes == Nodes(0, 2, 2)
+    idle, _ = converted("cluster_name: a\nidle_timeout_minutes: 2\nmax_workers: 2\n"
+                        "provider: {type: aws, region: us-east-1}\nworker_nodes: {InstanceType: c5.xlarge}\n")
+    assert spec(idle).nodes == Nodes(0, 2, 2, 120.0) and not spec(idle).autostop.idle_s
     own, _ = converted("cluster_name: a\nprovider: {type: local, head_ip: h, worker_ips: [a, b]}\n"
                        "auth: {ssh_user: me}\n")
     found = spec(own)

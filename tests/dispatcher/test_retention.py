@@ -420,3 +420,8 @@ def test_a_request_under_way_goes_on_with_a_job_that_leaves_memory(play, monkeyp
         assert jobfile.load(stage.home / "past" / "t-1")[0].fetched_at == 5.0
 
     play(scene, spec(1))
+
+
+def test_the_age_of_an_ended_job_is_its_duration_as_in_the_archive():
+    record = JobRecord("j-1", JobSpec("j"), submitted_at=100.0)
+    assert (record.age_s(160.0), replace(record, ended_at=130.0).age_s(160.0)) == (60.0, 30.0)

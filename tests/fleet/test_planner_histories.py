@@ -12,6 +12,7 @@ from spotfleet.fleet.cost.meter import report
 from spotfleet.fleet.reconcile import create
 from spotfleet.model import Nodes
 from tests.support.fleet.fleet_world import MemoryLedger, World
+from tests.support.fleet.grouped_history import GroupedSim
 from tests.support.fleet.planner_history import TROUBLES, history
 
 HISTORIES, BLOCK = 30, 10
@@ -21,6 +22,11 @@ HISTORIES, BLOCK = 30, 10
 def test_a_random_history_of_the_planner_is_safe_and_ends_with_the_wanted_hosts(first: int):
     for seed in range(first, first + BLOCK):
         history(seed)
+
+
+def test_a_random_history_of_a_fleet_of_two_groups_ends_with_the_wanted_hosts_of_each():
+    for seed in range(3):
+        history(seed, GroupedSim)
 
 
 def test_the_histories_have_every_trouble():

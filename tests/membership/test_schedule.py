@@ -274,3 +274,26 @@ def test_shares_are_what_each_job_has_once_all_hosts_are_up():
     assert shares([two, three], {"two": ()}, hosts=4, slots=2) == {"two": 3, "three": 1}
     assert shares([one, three], {"three": ("f-0", "f-1")}, hosts=2, slots=1) == {"one": 0, "three": 2}
     assert shares([one], {"one": ("f-0",)}, hosts=0, slots=1) == {"one": 0}
+
+
+def test_a_job_of_a_group_takes_hosts_of_that_group_alone():
+    rooms = [*hosts("c1", "c2", group="cpu"), *hosts("g1", group="gpu")]
+    now = allocate([JobNeed("a", 1, 3, 1, group="gpu"), JobNeed("b", 1, 1, 2)], rooms, {})
+    assert now.held == {"a": ("g1",), "b": ("c1",)}
+    assert allocate([JobNeed("a", 2, 2, 1, group="gpu")], rooms, {}).why == {"a": "needs 2 hosts of group gpu, 1 free"}
+
+
+def test_hosts_of_another_group_are_neither_reserved_nor_taken_for_a_job():
+    rooms = [*hosts("c1", group="cpu"), *hosts("g1", group="gpu", ready=False)]
+    waits, other = JobNeed("a", 1, 1, 1, group="gpu"), JobNeed("b", 1, 1, 2, group="cpu")
+    assert allocate([waits, other], rooms, {}).held == {"b": ("c1",)}
+    above = replace(waits, priority=5, takes=True)
+    now = allocate([above, replace(other, yields=True, shrinks=True)], [*hosts("c1", group="cpu")], {"b": ("c1",)})
+    assert now.held == {"b": ("c1",)} and not now.preempted
+
+
+def test_an_overdue_job_holds_up_no_job_of_another_group():
+    rooms = [*hosts("c1", group="cpu"), *hosts("g1", "g2", group="gpu")]
+    late, other = JobNeed("a", 2, 2, 1, group="gpu", overdue=True), JobNeed("b", 1, 1, 2, group="cpu")
+    runs = JobNeed("r", 1, 1, 0, group="gpu")
+    assert allocate([runs, late, other], rooms, {"r": ("g1",)}).held == {"r": ("g1",), "b": ("c1",)}

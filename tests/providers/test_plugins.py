@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,7 @@ from spotfleet.config import parse
 from spotfleet.errors import UsageError
 from spotfleet.model import FleetSpec, Need
 from spotfleet.plugins import FileFacts, Machines, Traits, kind_missing
+from spotfleet.providers.kit.plugin import RegionalPlugin
 from spotfleet.providers.plugin import BasePlugin, plugin_of, usable
 from tests.support.toy import toy_world
 
@@ -33,6 +36,7 @@ from spotfleet import plugins
 assert all(tag_reader(name, "http://127.0.0.1:9", "key") for name in ("aws", "gcp", "local", "ssh"))
 print({name: plugins.load(name).traits.notice_poll_s for name in plugins.names()})
 """
+GUIDE = Path(__file__).parents[2] / "docs/clouds/new-cloud.md"
 Install = Callable[[str, str], None]
 
 
@@ -179,3 +183,22 @@ def test_a_laptop_that_attaches_keeps_no_key_in_its_configuration_and_is_no_disp
     assert BasePlugin().moved(without_keys(of_dispatcher), spec) == {
         "section": {"size": 2}, "endpoint": "http://x", "side": "laptop", "placement": "zone",
         "environment": to_json(spec.environment)}
+
+
+def test_the_plugin_in_the_guide_for_new_clouds_is_one():
+    """As its text stands there; the section and the provider are for its reader to write."""
+    (block,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    made: dict[str, Any] = {}
+    exec(compile(block, "new-cloud.md", "exec"), made)
+    plugin = made["CUMULUS"]
+    assert isinstance(plugin, RegionalPlugin) and plugin.traits.settles_region
+    assert plugin.settle(None, {"section": {}}, FleetSpec("f"), 1, "south") == ({"section": {"regions": ["south"]}}, ())
+
+
+def test_a_plugin_that_should_choose_a_region_and_cannot_is_refused_by_name():
+    class Cirrus(BasePlugin):
+        name = "cirrus"
+        traits = Traits(Machines.MADE, settles_region=True)
+
+    with pytest.raises(UsageError, match="provider cirrus has the trait settles_region, and chooses no region"):
+        Cirrus().settle(None, {}, FleetSpec("f"), 1, "")

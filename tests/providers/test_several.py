@@ -148,6 +148,16 @@ def test_a_dispatcher_gets_the_sdks_of_all_its_clouds_and_the_credentials_of_the
     assert "hidden" not in json.dumps(plugin.moved(plugin.for_dispatcher(config), both))  # a second laptop's
 
 
+def test_a_dispatcher_gets_no_temporary_key_which_would_expire_under_the_fleet(toy, tmp_path, monkeypatch):
+    keys = tmp_path / "credentials"
+    keys.write_text("[fleet]\naws_access_key_id = ASIA\naws_secret_access_key = hidden\naws_session_token = t\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
+    plugin = plugin_of("toy+aws")
+    config = plugin.config(spec(FILE.replace("{disk: 200}", "{dispatcher_credentials: fleet}")), {}, "")
+    with pytest.raises(UsageError, match="'fleet' is a temporary one: within hours the dispatcher could"):
+        plugin.for_dispatcher(config)
+
+
 # ---- machines: the toy and the emulated cloud, both in this process
 
 

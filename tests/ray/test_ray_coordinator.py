@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from spotfleet.addresses import split
-from spotfleet.protocol.messages import JOB_KEY, Stage, WorkerOrders, WorkerReport
+from spotfleet.protocol.messages import JOB_KEY, Checkpoint, Stage, WorkerOrders, WorkerReport
 from spotfleet.ray import logger
+from spotfleet.ray.run.checkpoints import CheckpointTarget, RunCheckpoints
 from spotfleet.ray.run.coordinator import Coordinator, Leaving
 from spotfleet.ray.run.line import ControlServer
 from spotfleet.worker.control import TCP, AgentLine, connect
@@ -26,6 +27,7 @@ class Toy:
 
     def __init__(self, path: str, name: str, key: str = KEY) -> None:
         self.name, self.count = name, 0
+        self.restores: Checkpoint | None = None  # the last one that its orders named
         self.line = AgentLine(path, WorkerReport(name, "ray", Stage.INIT, store="127.0.0.1:1"), key)
         self.line.on_orders = self._obey
         self.line.start()
@@ -33,6 +35,7 @@ class Toy:
     def _obey(self, orders: WorkerOrders) -> None:
         place = orders.assignment
         generation = place.generation if place is not None and place.rank >= 0 else 0
+        self.restores = orders.restore or self.restores
         if generation != self.line.report.generation or self.line.report.stage is Stage.INIT:
             self.line.update(stage=Stage.READY, generation=generation)
 
@@ -44,10 +47,10 @@ class Toy:
 class Toys:
     """A coordinator with its loop, and its toys."""
 
-    def __init__(self, least: int, most: int) -> None:
+    def __init__(self, least: int, most: int, checkpoints: RunCheckpoints | None = None) -> None:
         self.logs: list[Any] = []
         self.coordinator = Coordinator("127.0.0.1", KEY, least, most, lambda: None,
-                                       lambda worker, info: self.logs.append((worker, info)))
+                                       lambda worker, info: self.logs.append((worker, info)), checkpoints)
         self.changes: list[Any] = []
         self.toys: dict[str, Toy] = {}
         self._over = threading.Event()
@@ -79,11 +82,11 @@ class Toys:
 
 
 @pytest.fixture
-def toys() -> Iterator[Callable[[int, int], Toys]]:
+def toys() -> Iterator[Callable[..., Toys]]:
     made: list[Toys] = []
 
-    def make(least: int, most: int) -> Toys:
-        made.append(Toys(least, most))
+    def make(least: int, most: int, checkpoints: RunCheckpoints | None = None) -> Toys:
+        made.append(Toys(least, most, checkpoints))
         return made[-1]
 
     yield make
@@ -210,3 +213,56 @@ def test_values_that_a_worker_logs_arrive_in_order(toys, monkeypatch):
 def test_the_server_listens_where_the_workers_are_told(toys):
     path = toys(1, 1).coordinator.path
     assert path.startswith(TCP) and split(path.removeprefix(TCP))[0] == "127.0.0.1"
+
+
+TARGET = CheckpointTarget("s3://bucket/run", every_s=7.0)
+
+
+def kept(version: int, generation: int) -> Checkpoint:
+    return Checkpoint(version, f"digest of {version}-{generation}", 10, generation,
+                      url=f"{TARGET.url}/{version}-{generation}")
+
+
+def test_when_all_workers_are_lost_new_ones_restore_the_newest_checkpoint(toys):
+    fleet = toys(2, 2, RunCheckpoints(TARGET))
+    old = [fleet.add("a"), fleet.add("b")]
+    eventually(lambda: fleet.runs("a", "b"))
+    assert [(t.line.orders.checkpoint_url, t.line.orders.checkpoint_every_s) for t in old] == 2 * [(TARGET.url, 7.0)]
+    old[0].line.update(version=40, checkpoint=kept(40, 1))
+    eventually(lambda: fleet.coordinator.checkpoints.version == 40)
+    assert old[0].restores is old[1].restores is None, "as long as a worker holds the state"
+    for toy in old:
+        toy.line.close()
+        fleet.coordinator.ended(toy.name)
+    new = [fleet.add("c"), fleet.add("d")]
+    eventually(lambda: fleet.runs("c", "d"))
+    assert [t.restores for t in new] == 2 * [kept(40, 1)]
+
+
+def test_a_run_begins_with_the_checkpoint_of_an_earlier_one_in_a_later_generation(toys):
+    fleet = toys(1, 2, RunCheckpoints(TARGET, kept(40, 30)))
+    first = fleet.add("a")
+    eventually(lambda: fleet.runs("a"))
+    assert first.restores == kept(40, 30)
+    assert fleet.coordinator.standing().generation > 30
+    assert fleet.coordinator.checkpoints.take_remarks() == [
+        f"begins with the checkpoint of version 40 at {TARGET.url}/40-30"]
+
+
+def test_without_a_target_workers_write_no_checkpoints(toys):
+    fleet = toys(1, 1)
+    first = fleet.add("a")
+    eventually(lambda: fleet.runs("a"))
+    assert (first.line.orders.checkpoint_url, first.line.orders.checkpoint_every_s) == ("", 0.0)
+
+
+def test_a_worker_on_a_node_that_drains_leaves_once_its_state_is_kept(toys):
+    fleet = toys(1, 1, RunCheckpoints(TARGET))
+    only = fleet.add("a")
+    eventually(lambda: fleet.runs("a"))
+    only.line.update(version=40)
+    fleet.coordinator.leaving = {"a": Leaving(time.monotonic() + 4.0, "notice")}
+    eventually(lambda: only.line.orders.checkpoint_now and only.line.orders.seconds_left is not None)
+    assert fleet.coordinator.wanted(only.name)
+    only.line.update(checkpoint=kept(40, 1))
+    eventually(lambda: not fleet.coordinator.wanted(only.name))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import random
 import sys
+from dataclasses import replace
 
 import pytest
 
 import spotfleet.ray
-from spotfleet.errors import UsageError
+from spotfleet.errors import SpotfleetError, UsageError
+from spotfleet.protocol.messages import Checkpoint, WorkerReport
 from spotfleet.ray import ElasticExecutor, ElasticParams, ElasticRayExecutor, RayExecutor, TestDiscovery
 from spotfleet.ray.installed import About, check_same
+from spotfleet.ray.run.checkpoints import CheckpointTarget, RunCheckpoints, newest, target_of
 from spotfleet.ray.run.staffing import ActorStage, Cooldown, StaffChange, StaffMember, room_on, staff_change
 from spotfleet.version import install
 
@@ -168,3 +173,74 @@ def test_a_node_with_another_version_is_named(ray, python, names):
     with pytest.raises(UsageError, match=rf"node abababababab \(10.0.0.7\) has {names}"):
         check_same(about, "2.60.0", "3.11")
     check_same(About("ab", "10.0.0.7", 1, "2.60.0", "3.11"), "2.60.0", "3.11")
+
+
+def kept(version: int, generation: int, text: str = "") -> Checkpoint:
+    return Checkpoint(version, text or f"{version}-{generation}", 10, generation, url=f"s3://b/{version}-{generation}")
+
+
+def reported(made: Checkpoint | None = None, damaged: Checkpoint | None = None) -> WorkerReport:
+    return WorkerReport("a/0/1", "ray", checkpoint=made, damaged=damaged, damaged_why="__0_0.distcp is not there")
+
+
+def test_the_newest_checkpoint_is_that_of_the_latest_generation():
+    run = RunCheckpoints(CheckpointTarget("s3://b"))
+    for made in (kept(40, 1), kept(60, 1), kept(50, 2), kept(40, 1)):  # generation 2 went back to version 40
+        run.take(reported(made))
+    assert run.newest == kept(50, 2) and run.version == 50
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_beside_it_and_is_not_taken_again():
+    run = RunCheckpoints(CheckpointTarget("s3://b"), kept(60, 2))
+    assert run.take_remarks() == ["begins with the checkpoint of version 60 at s3://b/60-2"]
+    run.take(reported(kept(40, 2), damaged=kept(60, 2)))
+    run.take(reported(kept(60, 2), damaged=kept(60, 2)))
+    assert run.newest == kept(40, 2)
+    assert run.take_remarks() == ["checkpoint of version 60 cannot be used: __0_0.distcp is not there"]
+    assert run.take_remarks() == []
+
+
+def test_a_checkpoint_that_lies_on_one_node_alone_does_not_count():
+    run = RunCheckpoints(CheckpointTarget("s3://b"))
+    run.take(reported(replace(kept(40, 1), url="", path="/tmp/40-1")))
+    assert run.newest is None
+
+
+@pytest.mark.parametrize(("given", "every_s", "names"), [
+    ("checkpoints", 60.0, "'checkpoints', which is not an absolute path"),
+    ("file://here", 60.0, "'file://here', which is not an absolute path"),
+    ("ftp://host/folder", 60.0, "checkpoint_target is 'ftp://host/folder'"),
+    ("s3://", 60.0, "checkpoint_target is 's3://'"),
+    ("/mnt/run", 0.0, "checkpoint_every_s is 0.0")])
+def test_an_impossible_target_for_checkpoints_is_refused(given, every_s, names):
+    with pytest.raises(UsageError, match=names) as refused:
+        ElasticExecutor(checkpoint_target=given, checkpoint_every_s=every_s)
+    assert refused.value.hint
+
+
+def test_the_newest_whole_checkpoint_at_a_target_is_found(tmp_path):
+    def write(name: str, *, whole: bool, listed: str = "") -> str:
+        version, generation = (listed or name).split("-")
+        data = json.dumps({"version": int(version), "generation": int(generation), "files": {
+            ".metadata": {"bytes": 4, "sha256": "0" * 64}}})
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text(data)
+        if whole:
+            (tmp_path / name / ".metadata").write_text("meta")
+        return hashlib.sha256(data.encode()).hexdigest()
+
+    target = target_of(str(tmp_path), 60.0)
+    assert newest(target) is None
+    digest = write("50-2", whole=True)
+    write("60-1", whole=True)  # generation 2 went back to an earlier version
+    write("70-2", whole=False)
+    write("80-2", whole=True, listed="90-2")  # another one's manifest
+    found = newest(target)
+    assert found is not None and (found.version, found.generation, found.digest) == (50, 2, digest)
+    assert found.url == f"file://{tmp_path}/50-2"
+
+
+def test_a_target_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpotfleetError, match=r"checkpoint_target file://.*/file/run cannot be read"):
+        newest(target_of(f"{tmp_path}/file/run", 60.0))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,6 +56,20 @@ def test_a_refused_host_ends_with_the_reason(tmp_path: Path):
     done = subprocess.run([sys.executable, "-m", "spotfleet.ray.cluster.raylet"], text=True, capture_output=True,
                           env={**os.environ, "SPOTFLEET_RAY_VERSIONS": "1.0.0 3.11", "SPOTFLEET_RAY_HOST": "f-1"})
     assert done.returncode == 1 and "and the head Ray 1.0.0: install the same on both" in done.stdout
+
+
+def test_a_node_that_is_released_ends_if_it_is_idle_and_else_stays():
+    ended: list[str] = []
+
+    def drain(node_id: str, why: str, left_s: float, *, idle_only: bool) -> str:
+        refused = "no longer idle" if node_id == "busy" and idle_only else ""
+        ended.extend([] if refused else [node_id])
+        return refused
+
+    drainer, gcs = Drainer(), SimpleNamespace(drain=drain)
+    drainer.releases = frozenset({"f-1", "f-2", "f-3"})
+    nodes = RayNode("idle", "f-1"), RayNode("busy", "f-2"), RayNode("drains", "f-3", draining=True)
+    assert drainer.ask(gcs, nodes) and ended == ["idle"]
 
 
 def test_a_host_offers_what_its_variables_allow():

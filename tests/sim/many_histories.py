@@ -1,6 +1,6 @@
 """Many random histories, on all cores; a failing seed is printed with the command that replays it.
 
-    python -m tests.sim.many_histories membership|schedule|planner|fleet COUNT [FIRST] [PROCESSES]
+    python -m tests.sim.many_histories membership|schedule|planner|demand|fleet COUNT [FIRST] [PROCESSES]
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ DRIVERS = {  # kind -> the module whose `history(seed)` raises AssertionError fo
     "membership": "tests.support.membership.membership_history",
     "schedule": "tests.support.membership.schedule_history",
     "planner": "tests.support.fleet.planner_history",
+    "demand": "tests.support.fleet.demand_history",
     "fleet": "tests.support.fleet.fleet_history",
 }
 FINDINGS = (ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from spotfleet.fleet.policy.lifetimes import BootTime
-from spotfleet.model import FleetSpec, Need
+from spotfleet.model import FleetSpec, GroupSpec, Need, Nodes, all_nodes
 from spotfleet.simulate.request import SimulationRequest, prepare
 from spotfleet.simulate.tariff import PriceOverrides
 
@@ -45,3 +45,13 @@ def test_a_record_of_prices_says_nothing_about_what_could_be_had(tmp_path):
     asked = prepare(FleetSpec("f", "azure"), SimulationRequest((str(path),), overrides=PriceOverrides(0, 900_000)),
                     lambda text: None)
     assert "a record of prices alone says nothing about what could be had: always enough is assumed" in asked.notes
+
+
+def test_of_a_fleet_with_groups_the_one_with_accelerators_is_simulated(tmp_path):
+    path = tmp_path / "us-west-2a_v100_1.json"
+    path.write_text(json.dumps({"metadata": {"gap_seconds": 600}, "data": [1] * 100}))
+    cpu = GroupSpec("cpu", Nodes(1, 9, 9), (Need(instance_type="c5.xlarge"),))
+    gpu = GroupSpec("gpu", Nodes(0, 2, 2), (Need(accelerator="V100", accelerator_count=1),))
+    spec = FleetSpec("f", "aws", (*cpu.any_of, *gpu.any_of), all_nodes([cpu.nodes, gpu.nodes]), groups=(cpu, gpu))
+    asked = prepare(spec, SimulationRequest((str(path),), work_s=3600.0), lambda text: None)
+    assert asked.plan.setting.hosts == 2 and asked.notes[0] == "of the fleet's groups only gpu is simulated"

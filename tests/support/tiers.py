@@ -22,7 +22,9 @@ TIERS = {
 PLACES = {
     "tests/attack/": "attack",
     "tests/dispatcher/jobs/test_several_jobs.py": "engines",  # seconds of a daemon with agents
+    "tests/dispatcher/cloud/test_groups.py": "engines",  # the same
     "tests/dispatcher/live/test_slow_hosts.py": "engines",
+    "tests/dispatcher/cloud/test_demand_hosts.py": "engines",
     "tests/dispatcher/checkpoints/test_hosts_write_fleet.py": "engines",  # the same
     "tests/providers/aws/": "clouds",
     "tests/providers/aws/test_aws_gang_machines.py": "machines",
@@ -47,9 +49,11 @@ PLACES = {
     "tests/providers/ssh/test_ssh_machines.py": CORE,
     "tests/bench/test_gpu_parts.py": "machines",  # all parts of bench/gpu, three workers each
     "tests/ray/": "ray",
-    "tests/ray/test_raylets.py": CORE,  # these three start no Ray
+    "tests/ray/test_hypersched.py": CORE,  # these start no Ray
+    "tests/ray/test_raylets.py": CORE,
     "tests/ray/test_ray_rules.py": CORE,
     "tests/ray/test_ray_coordinator.py": CORE,
+    "tests/ray/test_tune_rules.py": CORE,
     "tests/habits/": "engines",  # a hundred loops on threads
     "tests/train/loops/": "engines",
     "tests/train/comm/test_order.py": "engines",

@@ -144,7 +144,10 @@ def _greet(folder: FleetDir, machine: DispatcherMachine) -> str:
         status = machine.client(url, PATIENCE_S).status()
     except (DispatcherUnreachable, NeedsPerson) as error:
         return str(error)
-    spec = replace(folder.record.spec, nodes=Nodes(status.min, status.target, status.max))
+    ranges = {g.group: Nodes(g.min, g.target, g.max, g.idle_s) for g in status.groups}
+    groups = tuple(replace(g, nodes=ranges.get(g.name, g.nodes)) for g in folder.record.spec.groups)
+    nodes = Nodes(status.min, status.target, status.max, status.idle_s)
+    spec = replace(folder.record.spec, nodes=nodes, groups=groups)
     folder.update(spec=spec)
     return ""
 

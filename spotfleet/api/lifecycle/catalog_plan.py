@@ -106,8 +106,9 @@ def plan_by_catalog(home: Home, spec: FleetSpec, why: str, seller: str = "") -> 
 
 def _of_seller(home: Home, spec: FleetSpec, why: str, seller: str) -> UpPlan:
     provider = CatalogProvider(seller, catalog.load(home.path), spec)
-    hosts = cloud.hosts_of(spec)
-    choice = kit.in_turn(spec.any_of, lambda needs: provider.cheapest_region(needs, spec.dispatcher, hosts))
+    first = cloud.of_main_group(spec)
+    hosts = cloud.hosts_of(first)
+    choice = kit.in_turn(first.any_of, lambda needs: provider.cheapest_region(needs, spec.dispatcher, hosts))
     here = replace(provider, regions=(choice.region,))
     plan = preview(spec, spec.name, PlanKind.NEW, None, here, time.time())  # type: ignore[arg-type]
     missing = (f"name a provider: {' and '.join(_clouds())} sells no such machine; {seller} does, for which no "

@@ -10,6 +10,7 @@ from enum import Enum
 from spotfleet.errors import UsageError
 from spotfleet.fleet.domain.history import MarketHistory
 from spotfleet.fleet.domain.state import FleetState
+from spotfleet.fleet.planner.groups import follows_demand
 from spotfleet.fleet.planner.plan import Launch, Observed, Wait, Wanted, plan
 from spotfleet.fleet.planner.size import first_workers, hosts_wanted
 from spotfleet.fleet.policy.budget import Budget, describe, too_small
@@ -18,8 +19,8 @@ from spotfleet.fleet.policy.decide import DeadlineJob, PolicyInput, decide
 from spotfleet.fleet.policy.lifetimes import STALL_S, BootTime, PoolLifetime, boot_time
 from spotfleet.fleet.policy.mix import apply_choice, on_demand_needs
 from spotfleet.fleet.policy.values import DecisionInput, MarketTarget
-from spotfleet.matching import meets
-from spotfleet.model import FleetSpec, Market, Need, Nodes, Offer, PolicySpec, Role
+from spotfleet.matching import matches, meets
+from spotfleet.model import FleetSpec, GroupSpec, Market, Need, Nodes, Offer, PolicySpec, Role
 from spotfleet.providers import OfferValidation, Provider
 from spotfleet.providers.plugin import RegionRow, plugin_of, traits_of
 from spotfleet.words import did_you_mean
@@ -77,6 +78,8 @@ class UpPlan:
     estimate: Estimate | None = None  # None: the file does not name the work, or nothing is on sale
     priced_by: str = ""  # if a catalog and no provider gave the prices: which, and why
     before_up: tuple[str, ...] = ()  # what must be done before `up` can follow this plan
+    groups: tuple[GroupSpec, ...] = ()  # the named groups of hosts
+    unsold: str = ""  # the first group for which nothing is on sale, and why
     sure_micros_h: int = 0  # price that keeps the deadline even without spot hosts; 0 if within max_hourly_cost
 
     @property
@@ -108,13 +111,15 @@ def preview(spec: FleetSpec, cloud_name: str, change: PlanKind, was: FleetSpec |
     """Return the plan: the provider's offers, and the planner's actions with them. `history`: the measured boots."""
     plain = spec.policy.spot_policy == "spot" and not spec.policy.on_demand_base and not spec.policy.deadline_s
     offers = _offers(provider, spec.any_of if plain else (*spec.any_of, *on_demand_needs(spec.any_of)))
-    slots = min((o.slots for o in offers), default=1)
-    hosts = hosts_wanted(spec.nodes, slots, [first_workers(spec.resize)])  # later ones only when a job asks for them
-    workers = Wanted(cloud_name, Role.WORKER, hosts, spec.any_of, spec.interruption_behavior,
-                     placement=spec.placement, all_or_nothing=spec.all_or_nothing)
-    choice = None if plain else first_choice(spec, hosts, offers, now, history)
-    if choice is not None:
-        workers = apply_choice(workers, choice)
+    full = [_full(spec, group, cloud_name, offers) for group in spec.parts]
+    hosts = sum(part.hosts for part in full)
+    parts = [replace(part, hosts=0) if follows_demand(group.nodes) else part
+             for part, group in zip(full, spec.parts, strict=True)]
+    choices = {} if plain else {
+        part.group: first_choice(replace(spec, any_of=part.any_of, nodes=group.nodes), part.hosts, offers, now, history)
+        for part, group in zip(parts, spec.parts, strict=True) if part.hosts}
+    parts = [apply_choice(part, choices[part.group]) if part.group in choices else part for part in parts]
+    workers = replace(parts[0], any_of=spec.any_of, parts=tuple(parts)) if spec.groups else parts[0]
     dispatcher = Wanted(cloud_name, Role.DISPATCHER, 1, (spec.dispatcher,))
     actions = plan(dispatcher, FleetState(), _offers(provider, dispatcher.any_of), Observed(), now)
     machine = next((a for a in actions if isinstance(a, Launch)), None)
@@ -124,6 +129,9 @@ def preview(spec: FleetSpec, cloud_name: str, change: PlanKind, was: FleetSpec |
         own = machine.offer.price_micros_h if machine else 0
         workers = replace(workers, max_micros_h=max(1, spec.policy.max_micros_h - own))
     launches = plan(workers, FleetState(history=history), offers, Observed(), now)
+    later = [a for part in parts if not part.total
+             for a in plan(replace(part, hosts=1), FleetState(history=history), offers, Observed(), now)]
+    launches = [*launches, *(a for a in later if isinstance(a, Wait))]
     changed = [f.name for f in fields(spec) if was and getattr(was, f.name) != getattr(spec, f.name)]
     return UpPlan(
         fleet=spec.name, provider=spec.provider, change=change, nodes=spec.nodes, was=was.nodes if was else None,
@@ -136,18 +144,30 @@ def preview(spec: FleetSpec, cloud_name: str, change: PlanKind, was: FleetSpec |
         orphan_after_s=spec.orphan_after_s, max_lifetime_s=spec.max_lifetime_s,
         keep_s=traits_of(spec).keeps_results_s,
         left_out=spec.checkpoint.leaves_out, beside=plugin_of(spec.provider).unpriced(spec, hosts),
-        unknown="" if offers else _unknown(provider, spec.any_of),
+        unknown="" if offers else _unknown(provider, spec.any_of), groups=spec.groups,
+        unsold=next((f"{group.name}: {_unknown(provider, group.any_of) or 'no offer fits'}" for group in spec.groups
+                     if not any(matches(need, o) for need in group.any_of for o in offers)), ""),
         policy=spec.policy, policy_changed=was is not None and policy_changed(was, spec),
-        policy_why=choice.why if choice else "",
+        policy_why="; ".join(f"{name}: {choice.why}" if name else choice.why for name, choice in choices.items()),
         estimate=_estimate(spec, hosts, provider, machine, history),
         sure_micros_h=_price_above_limit(spec, offers, machine.offer.price_micros_h if machine else 0),
     )
+
+
+def _full(spec: FleetSpec, group: GroupSpec, cloud_name: str, offers: Sequence[Offer]) -> Wanted:
+    """Return what a group has for a first job: later hosts come only when a job asks for them."""
+    slots = min((o.slots for o in offers if any(matches(need, o) for need in group.any_of)), default=1)
+    hosts = hosts_wanted(group.nodes, slots, [first_workers(spec.resize)])
+    return Wanted(cloud_name, Role.WORKER, hosts, group.any_of, spec.interruption_behavior, placement=spec.placement,
+                  all_or_nothing=spec.all_or_nothing, stays=True, group=group.name)
 
 
 def changes(was: FleetSpec, spec: FleetSpec) -> list[str]:
     """Return the differing fields that only a new fleet can change."""
     allowed = ("nodes", "policy", "notify", *FOR_NEXT_JOB)
     was, spec = _comparable(was), _comparable(spec)
+    was, spec = (replace(s, groups=tuple(replace(g, nodes=Nodes()) for g in s.groups), any_of=() if s.groups else
+                         s.any_of) for s in (was, spec))  # ranges may change; the groups have the needs
     return [f.name for f in fields(spec) if getattr(was, f.name) != getattr(spec, f.name) and f.name not in allowed]
 
 

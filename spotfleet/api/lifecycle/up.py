@@ -119,8 +119,10 @@ def bring_up(home: Home, file: FleetFile, progress: Progress, timeout_s: float, 
         url = machine.ensure(progress, timeout_s)
         client = machine.client(url, patience_s=30.0)
         if plan.change is PlanKind.NODES:
-            client.set_nodes(file.spec.nodes)
-            progress(f"nodes are now {file.spec.nodes.min}..{file.spec.nodes.max}, target {file.spec.nodes.target}")
+            for group in file.spec.parts:
+                client.set_nodes(group.nodes, group.name)
+                of, nodes = f" of group {group.name}" if group.name else "", group.nodes
+                progress(f"nodes{of} are now {nodes.min}..{nodes.max}, target {nodes.target}")
         if plan.policy_changed:
             client.set_policy(file.spec.policy)
             progress("the policy is changed")
@@ -164,7 +166,7 @@ def _change(folder: FleetDir, spec: FleetSpec) -> tuple[PlanKind, FleetSpec | No
                              hint=f"add --discover {base}, or --from-terraform with the folder of that base")
         raise UsageError(f"fleet '{spec.name}' is up, and {keys} cannot change while it is",
                          hint=f"`spotfleet down {spec.name}` first, or give the new fleet another name{script}")
-    if record.spec.nodes != spec.nodes:
+    if record.spec.nodes != spec.nodes or record.spec.groups != spec.groups:  # only the ranges of groups can change
         return PlanKind.NODES, record.spec
     if record.reached and policy_changed(record.spec, spec):
         return PlanKind.POLICY, record.spec
@@ -197,7 +199,7 @@ def _make(home: Home, folder: FleetDir, file: FleetFile, record: FleetRecord, pr
     listed = [h for h in load_provider(record).hosts("" if always else file.spec.name)
               if names.is_life(file.spec.name, h.fleet)]
     alive = [h.request_id for h in listed if h.state.value != "terminated"]
-    if always or listed:
+    if always or listed or file.spec.groups:  # else FLEET-GROUP-0 may be a host of a fleet named FLEET-GROUP
         record = replace(record, cloud_name=names.life(file.spec.name, secrets.token_hex(2),
                                                        several=plugins.JOINED in file.spec.provider))
     if alive or (listed and not always):
@@ -223,7 +225,7 @@ def _wait_for_min(folder: FleetDir, client: DispatcherClient, spec: FleetSpec, p
             folder.raise_if_going_down()  # a `down` that runs on this machine has a better message
             raise SpotfleetError(f"fleet '{spec.name}' is {status.state}: {status.why}",
                                  hint=f"`spotfleet down {spec.name}`, then `spotfleet up` again")
-        if len(up_hosts(status)) >= spec.nodes.min:
+        if all(len(up_hosts(status, g.name)) >= g.nodes.min for g in spec.parts):
             return status
         if time.monotonic() >= deadline:
             raise _too_few(client, spec, status, timeout_s)
@@ -241,8 +243,10 @@ def _status(folder: FleetDir, client: DispatcherClient) -> FleetStatus:
                              hint="`spotfleet up FILE` makes it anew") from None
 
 
-def up_hosts(status: FleetStatus) -> list[HostStatus]:
-    return [h for h in status.hosts if h.role == Role.WORKER.value and h.state == HostState.UP.value]
+def up_hosts(status: FleetStatus, group: str = "") -> list[HostStatus]:
+    """Return the hosts that are up, of all groups or of one."""
+    return [h for h in status.hosts if h.role == Role.WORKER.value and h.state == HostState.UP.value
+            and group in ("", h.group)]
 
 
 def _report(status: FleetStatus, reported: dict[str, str], progress: Progress) -> None:

@@ -32,7 +32,7 @@ def cost(
                                        help="Only from then on: 7d, 36h, 2026-11-22, 2026-11-22T14:30 (UTC).")] = "",
     until: Annotated[str, typer.Option("--until", metavar="WHEN", show_default=False,
                                        help="Only before then; as --since.")] = "",
-    by: Annotated[str, typer.Option("--by", metavar="host|pool|day|job|fleet", show_default=False,
+    by: Annotated[str, typer.Option("--by", metavar="host|group|pool|day|job|fleet", show_default=False,
                                     help="One line for each of these.")] = "",
     output: Annotated[CostOutput, typer.Option("-o", "--output", help=(
         "html: a report with charts, one file that needs nothing else."))] = CostOutput.TABLE,

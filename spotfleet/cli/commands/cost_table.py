@@ -13,7 +13,7 @@ from spotfleet.cli.tables import flow, table
 from spotfleet.fleet.cost.boots import BootLine, boots_by_pool, median_s
 from spotfleet.fleet.cost.compare import Difference, Reconciliation
 from spotfleet.fleet.cost.groups import Breakdown, CostGroup, Costs, breakdown
-from spotfleet.fleet.cost.meter import CostReport, HostLine
+from spotfleet.fleet.cost.meter import CostReport, HostLine, JobLine
 from spotfleet.model import Role
 from spotfleet.words import counted, dollars
 
@@ -36,7 +36,7 @@ def report(found: CostReport, interrupted: Sequence[str], rated: bool = True) ->
     lines = [table(["host", "role", "pool", "billed", "note", "cost", "on demand"], rows,
                    ["billed", "cost", "on demand"], drop=["role", "pool"], words="note"),
              "", *summary(found.micros, breakdown(found), _saved(found), len(interrupted), found.micros_per_1000_steps,
-                          found.boots),
+                          found.boots, uncounted=any(map(_uncounted, found.jobs))),
              *_lost((found,)), *_reserved((found,)), *([UNRATED.format(of="")] if found.lines and not rated else [])]
     legend = "repeated: steps computed again after a loss; lost: the cost of these and of pauses"
     return flow("\n".join([*lines, "", jobs(found), legend] if found.jobs else lines))
@@ -60,7 +60,8 @@ def costs(found: Costs, groups: Sequence[CostGroup], by: str, times: int) -> str
     lines = [table([by, *(["what"] if detail else []), "machine time", "cost", "on demand"], rows,
                    ["machine time", "cost", "on demand"], drop=["what"]), "",
              *summary(found.micros, found.breakdown, _saved(found), times,
-                      round(found.micros * 1000 / steps) if steps else None, found.boots),
+                      round(found.micros * 1000 / steps) if steps else None, found.boots,
+                      uncounted=any(_uncounted(job) for f in found.fleets for job in f.report.jobs)),
              *_lost(f.report for f in found.fleets), *_reserved(f.report for f in found.fleets)]
     if unrated := found.unrated:
         lines.append(UNRATED.format(of="" if len(unrated) == len(found.fleets) else f" of {', '.join(unrated)}"))
@@ -68,8 +69,9 @@ def costs(found: Costs, groups: Sequence[CostGroup], by: str, times: int) -> str
 
 
 def summary(micros: int, parts: Breakdown, saved: str, times: int, per_1000: int | None,
-            boots: Sequence[BootLine]) -> list[str]:
-    """Format savings, breakdown, and the cost of boots and of interruptions."""
+            boots: Sequence[BootLine], *, uncounted: bool = False) -> list[str]:
+    """Format savings, breakdown, and the cost of boots and of interruptions. `uncounted`: nobody counts the steps of
+    some jobs."""
     lines = [saved]
     if micros:
         rows = [(NAMES.get(name, name), dollars(part, 6), f"{100 * part / micros:.1f} %")
@@ -77,7 +79,8 @@ def summary(micros: int, parts: Breakdown, saved: str, times: int, per_1000: int
         lines += ["", table(["where the money went", "cost", "share"], rows, ["cost", "share"]), "",
                   *_boots(parts.boot, boots)]
     interruptions = counted(times, "interruption") if times else "no interruptions"
-    lines.append(f"{interruptions}; repeated steps and pauses cost {dollars(parts.repeated + parts.pause, 6)}"
+    without = ", without the jobs whose steps nobody counts" if uncounted and times else ""
+    lines.append(f"{interruptions}; repeated steps and pauses cost {dollars(parts.repeated + parts.pause, 6)}{without}"
                  + (f"; {dollars(per_1000, 6)} per 1000 steps, all included" if per_1000 is not None else ""))
     return lines
 
@@ -88,7 +91,7 @@ def _boots(micros: int, boots: Sequence[BootLine]) -> list[str]:
         return []
     half = median_s(boots)
     took = f"; half of them took {span(half)} or less" if half is not None else ""
-    lines = [f"of that {dollars(micros, 6)} in {counted(len(boots), 'boot')} of hosts, until their agents joined{took}"]
+    lines = [f"{counted(len(boots), 'boot')} of hosts cost {dollars(micros, 6)} until their agents joined{took}"]
     pools = boots_by_pool(boots)
     if len(pools) > 1:
         rows = [(row.pool, row.boots, "-" if row.median_s is None else span(row.median_s), dollars(row.micros, 6))
@@ -99,14 +102,20 @@ def _boots(micros: int, boots: Sequence[BootLine]) -> list[str]:
 
 def jobs(found: CostReport) -> str:
     rows = [(j.job, j.name, dollars(j.micros, 6), full(j.micros, j.on_demand_micros, 6),
-             j.useful_steps or ("-" if j.unknown_micros else 0), j.repeated_steps,
-             dollars(j.repeated_micros + j.pause_micros, 6), _per_1000(j.micros_per_1000_steps))
-            for j in found.jobs]
+             *(("-", "-", "-") if _uncounted(j) else
+               (j.useful_steps, j.repeated_steps, dollars(j.repeated_micros + j.pause_micros, 6))),
+             _per_1000(j.micros_per_1000_steps)) for j in found.jobs]
     rows.append(("all", "with dispatcher and idle time", dollars(found.micros, 6), _on_demand(found),
                  found.useful_steps, sum(j.repeated_steps for j in found.jobs),
                  dollars(found.repeated_micros + found.pause_micros, 6), _per_1000(found.micros_per_1000_steps)))
     right = ["cost", "on demand", "steps", "repeated", "lost", "per 1000 steps"]
     return table(["job", "name", *right], rows, right, drop=["name", "lost", "repeated", "on demand"])
+
+
+def _uncounted(job: JobLine) -> bool:
+    """Return whether a job has cost money without a counted step: a command, or a script that starts anew as a whole.
+    """
+    return not job.useful_steps and bool(job.micros or job.unknown_micros)
 
 
 def csv_text(rows: Iterable[Sequence[str]]) -> str:

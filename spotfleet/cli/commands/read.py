@@ -18,6 +18,7 @@ from spotfleet.api.lifecycle.up import up_hosts
 from spotfleet.cli import event_text, render
 from spotfleet.cli.commands.follow import print_progress
 from spotfleet.cli.console import ends_with_its_reader, next_command, print_message, print_step, told_if_slow
+from spotfleet.cli.options import Interrupted
 from spotfleet.cli.tables import flow
 from spotfleet.codec import to_json
 from spotfleet.config.values import duration_s
@@ -243,22 +244,43 @@ def logs(name: str, job: str, **options: Any) -> None:
         for where, data in fleet.setup_logs(job, query.host, tail=query.tail, since_s=since_s):
             _put(f"==> {where} <==\n".encode() + data)
         return
-    with print_progress(fleet, job) if query.follow and not fleet.ended else nullcontext(), ends_with_its_reader():
-        if query.everything:
-            _by_rank(fleet.all_logs(job, follow=query.follow, tail=query.tail, since_s=since_s))
-            return
-        for data in fleet.logs(job, follow=query.follow, rank=query.rank, worker=query.worker, tail=query.tail,
-                               since_s=since_s):
-            _put(data)
+    some = False
+    try:
+        with print_progress(fleet, job) if query.follow and not fleet.ended else nullcontext(), ends_with_its_reader():
+            if query.everything:
+                some = _by_rank(fleet.all_logs(job, follow=query.follow, tail=query.tail, since_s=since_s))
+            else:
+                for data in fleet.logs(job, follow=query.follow, rank=query.rank, worker=query.worker, tail=query.tail,
+                                       since_s=since_s):
+                    _put(data)
+                    some = some or bool(data)
+    except KeyboardInterrupt:
+        if not query.follow:
+            raise
+        print_message(f"\nthe output is no longer shown; job {job} goes on")
+        raise Interrupted from None
+    if query.follow or not (some or query.tail == 0):
+        _print_state(fleet, job, some)
 
 
-def _by_rank(pieces: Iterable[tuple[int, bytes]]) -> None:
-    """Print whole lines, each with its rank before it."""
+def _print_state(fleet: Fleet, job: str, some: bool) -> None:
+    """Print how a job has ended, or what one that has printed nothing waits for."""
+    status = next((j for j in _status(fleet).jobs if j.job == job), None)
+    if status is None:  # an old one, which the dispatcher does not list
+        return
+    has = {JobState.SUCCEEDED.value: "has succeeded", JobState.FAILED.value: "has failed",
+           JobState.CANCELLED.value: "was cancelled"}.get(status.state, f"is {status.state}")
+    print_message(f"job {job} {has}: {status.why}{'' if some else '; no output of it so far'}")
+
+
+def _by_rank(pieces: Iterable[tuple[int, bytes]]) -> bool:
+    """Print whole lines, each with its rank before it; return whether there was any output."""
     begun: dict[int, bytes] = {}
     for rank, data in pieces:
         *lines, begun[rank] = (begun.get(rank, b"") + data).split(b"\n")
         _put(b"".join(f"rank {rank}: ".encode() + line + b"\n" for line in lines))
     _put(b"".join(f"rank {rank}: ".encode() + rest + b"\n" for rank, rest in sorted(begun.items()) if rest))
+    return bool(begun)
 
 
 def _put(data: bytes) -> None:
@@ -269,7 +291,7 @@ def _put(data: bytes) -> None:
 def outputs(name: str, job: str, into: str) -> None:
     copied = Fleet(name).outputs(job, Path(into), progress=print_step)
     if copied.files:
-        print(f"{counted(copied.files, 'file')}, {size(copied.bytes)}, of {job} in {into}")
+        print(f"{counted(copied.files, 'file')}, {size(copied.bytes)}, of {job} in {Path(into).resolve()}")
     else:
         print(f"{job} has written no file to SPOTFLEET_OUTPUT so far; nothing was copied")
 

@@ -103,8 +103,9 @@ def bring_up(loaded: FleetFile, file: Path, *, yes: bool, timeout_s: float) -> F
     have = [h for h in done.status.hosts if h.role == Role.WORKER.value and h.state == "up"]
     changed = "nothing to change: " if plan.change is PlanKind.SAME and not plan.kept else ""
     changed = "a new dispatcher has taken over: " if done.taken_over else changed
-    target = done.status.target
+    target = done.status.target if done.status.wanted is None else done.status.wanted
     hosts = counted(target, "host") if len(have) == target else f"{len(have)} of {target} hosts (more are to follow)"
+    hosts = hosts if target or have else "no host yet: a job makes hosts come"
     price = f", {dollars(done.status.burn_micros_h)}/h" if done.status.burn_micros_h else ""
     print_message(f"{changed}fleet {fleet.name} is up with {hosts}{price}")
     return fleet
@@ -133,6 +134,9 @@ def _check_offers(plan: UpPlan) -> None:
     """Raise UsageError if no offer fits, before anything is launched."""
     if plan.change is PlanKind.NEW and not plan.offers:
         raise UsageError(f"resources: {plan.why}", hint=_other_resources(plan.provider))
+    if plan.change is PlanKind.NEW and plan.unsold:
+        group, _, why = plan.unsold.partition(": ")
+        raise UsageError(f"groups.{group}: {why}", hint=_other_resources(plan.provider))
     if plan.change is PlanKind.NEW and plan.dispatcher is None:
         raise UsageError(f"dispatcher: {plan.why}", hint="loosen `dispatcher` in the fleet file")
 
@@ -146,13 +150,14 @@ def _other_resources(provider: str) -> str:
 
 def train(name: str, script: str, args: Sequence[str], *, detach: bool, down: bool, np: str, wait: bool,
           env: Sequence[str], secret: Sequence[str], name_of_job: str, spares: int, slots: int, priority: int,
-          resize_policy: str, growth: str, deadline: str, work: str, restarts: RestartWords) -> None:
+          resize_policy: str, growth: str, deadline: str, work: str, restarts: RestartWords,
+          group: str = "") -> None:
     deadline_s, (work_s, work_steps) = due(deadline, work)
     fleet = Fleet(name)
     job = fleet.train(script, args, np=workers(np) if np else None, name=name_of_job, envs=variables(env),
                       secrets=secrets(secret), down=down, wait=wait, spares=spares, slots=slots, priority=priority,
                       resize_policy=resize_policy, growth=schedule(growth), deadline_s=deadline_s, work_s=work_s,
-                      work_steps=work_steps, options=_options(restarts), detach=True, progress=print_step)
+                      work_steps=work_steps, options=_options(restarts), group=group, detach=True, progress=print_step)
     _attend(fleet, job, detach=detach, down=down)
 
 
@@ -171,7 +176,7 @@ def _options(words: RestartWords) -> RestartOptions:
 
 def run(name: str, words: Sequence[str], tail: Sequence[str] | None, *, file: Path | None, nodes: int, each: bool,
         detach: bool, down: bool, wait: bool, env: Sequence[str], secret: Sequence[str], name_of_job: str,
-        priority: int, restarts: RestartWords) -> None:
+        priority: int, restarts: RestartWords, group: str = "") -> None:
     """Run the words after `--`, or the task file's `run`. One word is a shell line, several are passed on as words."""
     command = tail[0] if tail and len(tail) == 1 else shlex.join(tail or ())
     if words or bool(command) == (file is not None):
@@ -181,7 +186,7 @@ def run(name: str, words: Sequence[str], tail: Sequence[str] | None, *, file: Pa
     fleet = Fleet(name)
     job = fleet.run(command, file=file, nodes=nodes, each=each, name=name_of_job, envs=variables(env),
                     secrets=secrets(secret), down=down, wait=wait, priority=priority, options=_options(restarts),
-                    detach=True, progress=print_step)
+                    group=group, detach=True, progress=print_step)
     _attend(fleet, job, detach=detach, down=down)
 
 
@@ -220,7 +225,7 @@ def _ended(fleet: Fleet, job: Job, down: bool, shown: str) -> None:
         status = replace(status, error="")
     failed: JobFailed | None = None
     try:
-        succeeded(status)
+        succeeded(status, _flag(fleet))
         print_message(f"job {job.id} has {status.state}: {_done(status)}")
         if status.hint:
             print_message(f"hint: {status.hint}")

@@ -182,7 +182,7 @@ def run(fleet: Fleet, given: HorovodRun, script: str, args: Sequence[str]) -> No
         _stream(job.logs(follow=True))
     if given.output is not None:
         write_outputs(fleet, job, given.output, given.np[1])
-    succeeded(job.status())
+    succeeded(job.status(), f" -c {fleet.name}")
 
 
 def _quiet(_line: str) -> None:

@@ -27,11 +27,12 @@ def convert(data: Mapping[str, Any]) -> Converted:
         result |= _machines_over_ssh(file, where)
     else:
         result |= _cloud(kind, where, head, workers)
-        result["nodes"] = {"min": max(1, least), "max": max(1, most, least)}
-        if not least:
-            file.note("min_workers", "0 is 1 here: a fleet keeps a host, until `autostop` or `down` ends it")
+        result["nodes"] = {"min": least, "max": max(1, most, least)}
     minutes = file.take("idle_timeout_minutes")
-    result["autostop"] = {"idle_minutes": minutes} if minutes else None
+    if minutes and kind != "local" and not least:
+        result["nodes"]["idle_after"] = f"{minutes:g}m"
+    else:
+        result["autostop"] = {"idle_minutes": minutes} if minutes else None
     result["file_mounts"] = file.take("file_mounts", {})
     result["setup"] = script(file.take("initialization_commands"), file.take("setup_commands"),
                              file.take("worker_setup_commands"))

@@ -23,12 +23,12 @@ from spotfleet.codec import to_json
 from spotfleet.dispatcher.checkpoints import archive
 from spotfleet.dispatcher.cloud.dispatcher_cost import DispatcherCost
 from spotfleet.dispatcher.cloud.events import CloudEventListener, merge_notices
+from spotfleet.dispatcher.cloud.group_sizes import GroupSizes
 from spotfleet.dispatcher.cloud.outage import Outage
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.disk import space
 from spotfleet.dispatcher.hosts import HostView
 from spotfleet.dispatcher.http.auth import host_token
-from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.lifecycle import lifetime
 from spotfleet.dispatcher.lifecycle.shutdown import FETCH_S, FleetShutdown, PowerOff
 from spotfleet.dispatcher.lifecycle.unsent import unknown_s
@@ -38,9 +38,9 @@ from spotfleet.fleet import reconcile
 from spotfleet.fleet.domain.events import ClockSetBack, FleetDown
 from spotfleet.fleet.domain.host import Host
 from spotfleet.fleet.ledger import Ledger
+from spotfleet.fleet.planner.groups import GroupHosts, OutsideDemand
 from spotfleet.fleet.planner.plan import Observed, Wait, Wanted
-from spotfleet.fleet.planner.size import first_workers, hosts_wanted
-from spotfleet.model import CloudHost, CloudState, HostState, Nodes, Offer, ResizeSpec, Role
+from spotfleet.model import CloudHost, CloudState, HostState, Offer, Role
 from spotfleet.protocol.messages import AgentOrders
 from spotfleet.providers import Boot, ExistingMachines, InterruptionEvents, ManagedResources, Provider
 from spotfleet.providers.plugin import traits_of
@@ -90,10 +90,10 @@ class HostController:
         self._calls = reconcile.Calls(AT_ONCE, ThreadPoolExecutor(AT_ONCE, "machines").map,
                                       # cloud accounts have quotas per region
                                       scout=isinstance(provider, ManagedResources))
-        self._slots = 0  # those of the smallest host: of the current or last ones, or as offered
         self._released: frozenset[str] = frozenset()
         self._busy: frozenset[str] = frozenset()
-        self._aimed = 0  # number of hosts that the last tick aimed at
+        self._groups = GroupSizes(core)
+        self._aimed: tuple[int, ...] = ()  # number of hosts of each group that the last tick aimed at; empty: none
         self._limited = isinstance(provider, ManagedResources)
         self._events = CloudEventListener(
             provider, core.boot.fleet, lambda: core.journal.state.hosts, core.tick_soon
@@ -124,7 +124,8 @@ class HostController:
         released = frozenset(n for n, v in views.items()
                              if v.host.state is HostState.DRAINING and n not in held and not v.workers
                              and not self._core.unsent.holds(n) and n not in unknown)
-        self._busy = frozenset(held)
+        self._busy = frozenset(held) | self._groups.outside.busy
+        self._groups.note(self._busy, time.monotonic())
         if released - self._released or self._aim() != self._aimed:
             self._core.tick_soon()
         self._released = released
@@ -243,35 +244,47 @@ class HostController:
             await asyncio.to_thread(clock.save)
 
     @property
-    def target(self) -> int:
-        """Number of hosts needed: `nodes.target`, or fewer if jobs request fewer."""
-        jobs, slots = self._core.jobs.values(), [v.slots for v in self._core.views()]
-        self._slots = min(slots, default=self._slots)
-        newest = next(reversed(jobs), None)
-        idle = newest.spec.resize if newest is not None else self._core.boot.spec.resize
-        live = [j for j in jobs if not j.state.ended]
-        return target(self._core.nodes, self._slots or 1, live, idle)
+    def sizes(self) -> dict[str, GroupHosts]:
+        """The number of hosts that each group should have, unless the fleet goes down."""
+        return self._groups.sizes(time.monotonic())
+
+    @property
+    def slots(self) -> dict[str, int]:
+        """The slots of the smallest host of each group, as seen or offered; none where that is not known yet."""
+        return self._groups.slots
+
+    @property
+    def groups(self) -> GroupSizes:
+        return self._groups
+
+    def wish(self, outside: OutsideDemand) -> None:
+        """Take the newest demand besides that of jobs; the next tick follows it."""
+        if outside != self._groups.outside:
+            self._groups.outside = outside
+            self._core.tick_soon()
 
     async def _ask_for_slots(self) -> None:
         """Read the slots per host from offers, while there is no host that shows them."""
-        if not self._slots and not self._core.views():
+        if self._groups.unknown:
             with suppress(SpotfleetError, OSError):  # the tick reports a cloud that does not answer
-                self._slots = await self._call(self._offered_slots)
+                await self._call(lambda: self._groups.read_offers(self._provider))
 
-    def _offered_slots(self) -> int:
-        needs = (replace(need, max_micros_h=0) for need in self._core.boot.spec.any_of)
-        return min((offer.slots for need in needs for offer in self._provider.offers(need)), default=0)
-
-    def _aim(self) -> int:
-        return 0 if self._shutdown.why else self.target
+    def _aim(self) -> tuple[int, ...]:
+        return () if self._shutdown.why else tuple(size.hosts for size in self.sizes.values())
 
     def _wanted(self) -> Wanted:
-        spec, self._aimed = self._core.boot.spec, self._aim()
-        wanted = Wanted(self._core.boot.fleet, Role.WORKER, self._aimed,
+        spec, sizes, self._aimed = self._core.boot.spec, self.sizes, self._aim()
+        wanted = Wanted(self._core.boot.fleet, Role.WORKER, sum(self._aimed),
                         spec.any_of, spec.interruption_behavior, spec.tags, placement=spec.placement,
-                        all_or_nothing=spec.all_or_nothing)
+                        all_or_nothing=spec.all_or_nothing, stays=bool(self._aimed))
         if limit_s := traits_of(spec).boot_limit_s:
             wanted = replace(wanted, launch_timeout_s=limit_s)
+        if self._aimed and spec.groups:
+            wanted = replace(wanted, parts=tuple(
+                replace(wanted, hosts=sizes[g.name].hosts, any_of=g.any_of, why=sizes[g.name].why, group=g.name)
+                for g in spec.groups))
+        elif self._aimed:
+            wanted = replace(wanted, why=sizes[""].why)
         return self._policy.decide(wanted)
 
     def _observed(self) -> Observed:
@@ -284,7 +297,7 @@ class HostController:
         settle_until = self._core.unix() + max(0.0, self._settle_until - now)
         boots = {n: boot for n in joined if (boot := connections[n].report.boot) is not None}
         return Observed(joined, notices, self._released, dict(self._core.drains), self._busy,
-                        settle_until, self._unsent(now), boots)
+                        settle_until, self._unsent(now), boots, self._groups.idle(now))
 
     def _unsent(self, now: float) -> dict[str, float]:
         """Return how many more seconds draining hosts may stay for results that have not arrived."""
@@ -411,12 +424,3 @@ def _changes(host: Host) -> bool:
     """Return whether only a listing or time shows what becomes of the host; a machine that boots sends a report."""
     return (not host.provider_id or host.cloud is CloudState.PENDING or host.state is HostState.DRAINING
             or host.terminate_at is not None or host.silent_since is not None or host.missing_since is not None)
-
-
-def target(nodes: Nodes, slots: int, jobs: Sequence[ManagedJob], idle: ResizeSpec) -> int:
-    """Return the number of hosts for `jobs`, which have not ended. `idle`: the resizing of the next expected job, used
-    while there is none."""
-    if not jobs:
-        return hosts_wanted(nodes, slots, [first_workers(idle)])
-    held = [j.sizing.held(j.membership, nodes.target * slots) for j in jobs]
-    return hosts_wanted(nodes, slots, [j.sizing.asked_of_fleet() for j in jobs], held)

@@ -70,6 +70,10 @@ class JobRecord:
     saved: tuple[str, ...] = ()  # bundles of its checkpoint folder: the newest, and the one before it
     preempted: str = ""  # for which job it was sent back to the queue, and why; empty once it has hosts again
 
+    def age_s(self, now: float) -> float:
+        """Return the time from its submission until its end, or until `now`, Unix, while it has none."""
+        return max(0.0, (self.ended_at or now) - self.submitted_at)
+
 
 @dataclass(frozen=True)
 class StoredJob:
@@ -151,11 +155,11 @@ def submission(record: JobRecord, secrets: dict[str, str]) -> JobSubmitted:
                         deadline_at, spec.work_s, spec.work_steps, spec.work_host_s)
 
 
-def name_for(spec: JobSpec, known: Iterable[str], above: int, fleet: str = "") -> str:
+def name_for(spec: JobSpec, known: Iterable[str], above: int, fleet: str = "", groups: Iterable[str] = ()) -> str:
     """Return the name of a job and of its folder. Its number is above all `known` ones and above `above`. It is no name
-    that a machine of `fleet` may have: these are FLEET-N and FLEET-d-N."""
+    that a machine of `fleet` may have: these are FLEET-N, FLEET-GROUP-N and FLEET-d-N."""
     stem = re.sub(r"[^\w.-]+", "-", spec.name)[:NAME_CHARS].strip("-.") or "job"
-    stem = f"{stem}-run" if fleet and stem in (fleet, f"{fleet}-d") else stem
+    stem = f"{stem}-run" if fleet and stem in (fleet, *(f"{fleet}-{part}" for part in ("d", *groups))) else stem
     return f"{stem}-{max([above, *map(number_of, known)]) + 1}"
 
 

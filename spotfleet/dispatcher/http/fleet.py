@@ -144,7 +144,9 @@ async def put_nodes(request: web.Request) -> web.Response:
         raise UsageError(f"nodes: {nodes.min}, {nodes.target}, {nodes.max} are not min <= target <= max")
     if nodes.max > MOST_HOSTS:
         raise UsageError(f"nodes.max: {nodes.max} is more than {MOST_HOSTS}")
-    await request.app[FLEET].set_nodes(nodes)
+    if nodes.idle_s < 0:
+        raise UsageError(f"nodes.idle_s: {nodes.idle_s} is below 0")
+    await request.app[FLEET].set_nodes(nodes, request.query.get("group", ""))
     return web.json_response({})
 
 

@@ -20,7 +20,7 @@ from spotfleet.dispatcher.retention import Retention
 from spotfleet.errors import NoCapacity, UsageError
 from spotfleet.fleet.domain.events import CheckpointKept, Event, JobChanged, JobSubmitted
 from spotfleet.membership.schedule import Allocation, HostRoom, allocate, by_priority
-from spotfleet.model import JobSpec
+from spotfleet.model import RAY_KIND, JobSpec
 from spotfleet.protocol.messages import Checkpoint
 from spotfleet.storage.folder import name_of_fleet
 from spotfleet.storage.json_file import digest_of_json
@@ -88,7 +88,8 @@ class JobDesk:
         jobs = self._core.jobs
         used = max(self._core.journal.state.last_job, self._past_number, self.last_known)
         first = NUMBERS * self.names.machine if not (jobs or used) or self._anew else 0
-        return jobfile.name_for(spec, jobs, max(used, first), self._core.boot.fleet)
+        groups = [g.name for g in self._core.boot.spec.groups]
+        return jobfile.name_for(spec, jobs, max(used, first), self._core.boot.fleet, groups)
 
     @cached_property
     def _past_number(self) -> int:
@@ -168,23 +169,41 @@ class JobDesk:
             raise NoCapacity(f"the fleet goes down: {self._shutdown.why}", hint="start it again with `spotfleet up`")
         if not spec.argv and not spec.run:
             raise UsageError("spec.run: the job has neither a script nor a command", hint="name a script")
+        if spec.kind != RAY_KIND:  # the Ray cluster has hosts of any group, as its demand makes them
+            self._check_group(spec.group)
         self._policy.check(spec)
         if not 1 <= spec.min_workers <= spec.max_workers:
             raise UsageError(f"spec.min_workers: {spec.min_workers} to {spec.max_workers} is no range from 1 on")
         if not wait:
             self._check_capacity(spec)
 
+    def _check_group(self, group: str) -> None:
+        fleet = self._core.boot.spec
+        known = ", ".join(g.name for g in fleet.groups)
+        if group and group not in self._core.ranges:
+            raise UsageError(f"spec.group: {group[:40]!r} is no group of this fleet's hosts",
+                             hint=f"use one of: {known}" if known else "this fleet has no groups: leave it out")
+        if not group and not fleet.shares_jobs:
+            raise UsageError(f"spec.group: the groups have different machines, and the job names none of them: {known}",
+                             hint=f"--group {fleet.groups[0].name}")
+
     def _check_capacity(self, spec: JobSpec) -> None:
-        views, nodes = [v for v in self._core.views() if v.host.counts], self._core.nodes
+        views = [v for v in self._core.views() if v.host.counts and spec.group in ("", v.host.group)]
+        nodes = self._core.ranges[spec.group] if spec.group else self._core.nodes
         slots = 1 if spec.per_host else max([1, *(v.slots for v in views)])
-        most = nodes.max * slots
+        if nodes.min == 0 and not views and not spec.per_host:
+            return  # the slots are known once a host is up: until then, `status` has the reason of the wait
+        most, of = nodes.max * slots, f"its group {spec.group}" if spec.group else "the fleet"
         if most < spec.min_workers:
             what, option = ("hosts", "--nodes") if spec.per_host else ("workers", "--np")
-            raise NoCapacity(f"the job needs {spec.min_workers} {what}; the fleet has at most {most}",
+            raise NoCapacity(f"the job needs {spec.min_workers} {what}; {of} has at most {most}",
                              hint=f"lower {option}, or raise nodes.max in the fleet file and run `spotfleet up` again")
+        if spec.kind == RAY_KIND:
+            return
         up, soon = sum(1 if spec.per_host else v.slots for v in views if v.usable), self._policy.held * slots
         waits = self._waits()
-        if up + soon < spec.min_workers and (waits or nodes.target * slots < spec.min_workers):
+        target = nodes.target if nodes.min else nodes.max
+        if up + soon < spec.min_workers and (waits or target * slots < spec.min_workers):
             raise NoCapacity(f"too few workers can start: the job needs {spec.min_workers}, there is room for {up} now"
                              + (f"; {waits}" if waits else ""),
                              hint="add --wait to queue it until capacity comes, or lower --np", scope="region")

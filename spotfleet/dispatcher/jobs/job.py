@@ -130,7 +130,8 @@ class ManagedJob:
         return JobNeed(self.id, self.spec.min_workers, self.sizing.places, order, self.spec.per_host,
                        takes=lacks_s >= PREEMPT_S, overdue=lacks_s >= OVERDUE_S,
                        yields=(self.spec.restarts and self.spec.retry) or self.spec.kind == RAY_KIND,
-                       shrinks=(trains and not self.spec.restarts) or self.spec.kind == RAY_KIND)
+                       shrinks=(trains and not self.spec.restarts) or self.spec.kind == RAY_KIND,
+                       group=self.spec.group)
 
     def has_worker_on(self, host: str) -> bool:
         return any(not w.ended for w in self.workers.on(host))

@@ -33,9 +33,9 @@ def job_status(job: ManagedJob, now: float) -> JobStatus:
         job.id, spec.name, job.state.value, why, group.generation, 0 if ended else len(ranks), record.version,
         job.progress.step_s, job.progress.repeated, spec.min_workers, spec.max_workers,
         newest.version if newest else 0, record.error, () if ended else workers,
-        max(0.0, now - record.submitted_at), "" if ended else job.progress.step_why,
+        record.age_s(now), "" if ended else job.progress.step_why,
         job.outputs.bytes, job.outputs.age_s(now), recomputed=job.progress.recomputed,
         outside=record.outside, hint=record.hint if ended else job.outside.hint, tail=failures.clauses(record.tail),
         kind=spec.kind_of, restarts=record.restarts, exit_status=record.exit_status,
         folder_age_s=max(0.0, now - record.saved_at) if record.saved_at else None,
-        priority=spec.priority, hosts=0 if ended else len(job.workers.hosts()))
+        priority=spec.priority, hosts=0 if ended else len(job.workers.hosts()), group=spec.group)

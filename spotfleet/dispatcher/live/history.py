@@ -80,7 +80,8 @@ class HistoryKeeper:
         """Return the slow host to replace now, if the fleet file asks for that: one at a time, and only from a fleet
         that is whole."""
         views = [v for v in self._core.views() if v.host.counts or v.leaving is not None]
-        whole = len(views) >= self._core.nodes.target and all(v.usable for v in views)
+        least = sum(n.target for n in self._core.ranges.values() if n.min)  # the others have what jobs need
+        whole = len(views) >= least and all(v.usable for v in views)
         if not (self._core.policy.replace_slow and whole):
             return None
         for job in (self._core.jobs[name] for name in self._slow):

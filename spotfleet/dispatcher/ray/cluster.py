@@ -62,6 +62,8 @@ class RayCluster:
         self._leaving = LeavingHosts()
         self._leave: list[LeavingHost] = []
         self._drains: tuple[RayDrain, ...] = ()
+        self._releases: frozenset[str] = frozenset()  # hosts that were asked for in the last step
+        self._asked: set[str] = set()  # the same in this step
         self._wanted = _Wanted()
         self._was_up = False
         self.view = RayView()
@@ -121,11 +123,25 @@ class RayCluster:
             wanted = _Wanted(job.id, job.secrets[TOKEN], job.spec.envs[HEAD_AT])
         if wanted != self._wanted or {h.host for h in self._leave} != {d.host for d in self._drains}:
             self._due.set()
+        if self._releases != self._asked:
+            self._due.set()
+        self._releases, self._asked = frozenset(self._asked), set()
         self._wanted, self._drains = wanted, tuple(h.drain for h in self._leave)
         self.view = self._view()
 
+    def release(self, host: str) -> bool:
+        """Ask Ray to end the node of a host if nothing runs there; return whether it has accepted that. Called in each
+        step until then, or until the host is needed again."""
+        state = self._core.ray_state
+        if state is None or not state.up:
+            return False
+        if any(n.host == host and not n.draining for n in state.nodes):
+            self._asked.add(host)
+            return False
+        return True
+
     def _wish(self) -> RayWish:
-        return RayWish(self._drains, self.drivers.wanted(self._wanted.job))
+        return RayWish(self._drains, tuple(sorted(self._releases)), self.drivers.wanted(self._wanted.job))
 
     def _view(self) -> RayView:
         state = self._core.ray_state

@@ -112,7 +112,8 @@ def _observe(boot: DispatcherBoot, provider: Provider, ledger: Ledger, clock: Fl
     now = clock.unix()
     workers = Wanted(boot.fleet, Role.WORKER, boot.spec.nodes.target, boot.spec.any_of)
     if ledger.state().created is None:  # once for each ledger: a fleet that is down is not created again
-        reconcile.create(ledger, provider, boot.fleet, boot.spec.nodes, now)
+        ranges = {g.name: g.nodes for g in boot.spec.groups}
+        reconcile.create(ledger, provider, boot.fleet, boot.spec.nodes, now, ranges)
     reconcile.record_listing(workers, ledger, provider, now)
 
 

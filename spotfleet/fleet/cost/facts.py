@@ -56,6 +56,7 @@ class CostHost:
     asked_at: float = 0.0  # its first launch request
     boots: dict[float, BootStages] = field(default_factory=dict)  # by the instant of its agent's join
     stepped_at: tuple[float, ...] = ()  # its first steps after boots
+    group: str = ""  # one of the fleet's named groups
 
     @property
     def region(self) -> str:
@@ -142,7 +143,8 @@ def _host(intent: LaunchIntended, offer: Offer, listed: list[HostListed], joined
     ids = dict.fromkeys(e.provider_id for e in listed if e.provider_id)
     return CostHost(intent.request_id, intent.role, offer, listed[-1].runs if listed else (),
                     tuple(e.at for e in joined), disks(listed), max((e.addresses for e in listed), default=0),
-                    tuple(ids), intent.at, {e.at: e.boot for e in joined if e.boot is not None}, stepped_at)
+                    tuple(ids), intent.at, {e.at: e.boot for e in joined if e.boot is not None}, stepped_at,
+                    intent.group)
 
 
 def disks(listed: Iterable[HostListed]) -> tuple[Disk, ...]:

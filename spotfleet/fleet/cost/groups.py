@@ -1,4 +1,4 @@
-"""Cost reports grouped by host, pool, day, job or fleet, and broken down by use, over many fleets. Pure.
+"""Cost reports of one fleet or many by host, group of hosts, pool, day, job or fleet, and broken down by use. Pure.
 
 Every grouping adds up to the report's total, to the micro-dollar.
 """
@@ -6,17 +6,17 @@ Every grouping adds up to the report's total, to the micro-dollar.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from spotfleet.errors import UsageError
 from spotfleet.fleet.cost.boots import BootLine
 from spotfleet.fleet.cost.meter import CostReport, Meter
 from spotfleet.fleet.domain.events import Event, RatesStamped
-from spotfleet.model import Market
+from spotfleet.model import Market, Role
 
 DAY_S = 86400.0
-WAYS = ("host", "pool", "day", "job", "fleet")
+WAYS = ("host", "group", "pool", "day", "job", "fleet")
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,18 @@ def by_host(report: CostReport) -> tuple[CostGroup, ...]:
     return added_up(rows)
 
 
+def by_group(report: CostReport, groups: Mapping[str, str]) -> tuple[CostGroup, ...]:
+    """Group by the fleet's named groups of hosts; `groups`: the group of each host. Traffic belongs to no group."""
+    def key(host: str, role: str) -> str:
+        return "(dispatcher)" if role == Role.DISPATCHER.value else groups.get(host) or "(no group)"
+
+    rows = [CostGroup(key(line.host, line.role), line.micros, line.on_demand_micros, _spot(line.market, line.micros),
+                      line.seconds) for line in report.lines]
+    rows += [CostGroup("(traffic)" if e.kind == "traffic" else key(e.name, e.role), e.micros, e.micros)
+             for e in report.extras if e.micros]
+    return added_up(rows)
+
+
 def by_pool(report: CostReport) -> tuple[CostGroup, ...]:
     """Group by pool. Disks and addresses belong to the pool of their host."""
     rows = [CostGroup(line.pool, line.micros, line.on_demand_micros, _spot(line.market, line.micros), line.seconds)
@@ -224,7 +236,8 @@ def _window(meter: Meter, key: str, since: float | None, until: float | None) ->
 
 def grouped(ledgers: Sequence[FleetLedgers], by: str, since: float | None = None,
             until: float | None = None) -> tuple[CostGroup, ...]:
-    """Return one table over many fleets. With several fleets, rows of hosts and jobs start with the fleet's name.
+    """Return one table over many fleets. With several fleets, rows of hosts, groups and jobs start with the fleet's
+    name.
 
     Raises UsageError if `by` is not in WAYS.
     """
@@ -242,7 +255,8 @@ def grouped(ledgers: Sequence[FleetLedgers], by: str, since: float | None = None
         elif by == "pool":
             rows += by_pool(report)
         else:
-            found = by_host(report) if by == "host" else by_job(report)
+            found = by_host(report) if by == "host" else by_job(report) if by == "job" else \
+                by_group(report, {name: host.group for name, host in meter.hosts.items()})
             own = len(ledgers) > 1
             rows += [replace(g, key=f"{each.fleet}: {g.key}") if own else g for g in found]
     rows = list(added_up(rows))

@@ -52,6 +52,7 @@ class HostLine:
     seconds: int  # billed seconds: a minimum counts in full
     micros: int
     on_demand_micros: int  # the same seconds on demand
+    group: str = ""  # named group of hosts
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,8 @@ class _Billed:
         return HostLine(
             self.host.request_id, self.host.role.value, offer.pool, offer.sold, run.started_at, run.ended_at,
             run.taken, end - begin, round_half_up(self.parts + b) - round_half_up(self.parts + a),
-            round_half_up(self.on_demand_parts + full_b) - round_half_up(self.on_demand_parts + full_a))
+            round_half_up(self.on_demand_parts + full_b) - round_half_up(self.on_demand_parts + full_a),
+            self.host.group)
 
     def boot(self, since: float, until: float) -> BootLine:
         """Return the part of the run before its agent joined. It is rounded like the run, so that it costs no more."""

@@ -13,7 +13,8 @@ from spotfleet.fleet.cost.meter import CostReport
 from spotfleet.words import exact_dollars
 
 CSV_HEADER = ("host", "role", "pool", "market", "started_at", "ended_at", "taken", "seconds", "micros",
-              "on_demand_micros", "dollars", "on_demand_dollars", "kind", "quantity", "unit")
+              "on_demand_micros", "dollars", "on_demand_dollars", "kind", "quantity", "unit",
+              "group")
 
 
 def to_json(report: CostReport) -> dict[str, Any]:
@@ -73,10 +74,12 @@ def csv_rows(report: CostReport) -> list[tuple[str, ...]]:
         rows.append((line.host, line.role, line.pool, line.market, f"{line.started_at:.3f}", ended,
                      "yes" if line.taken else "no", str(line.seconds), str(line.micros), str(line.on_demand_micros),
                      exact_dollars(line.micros), exact_dollars(line.on_demand_micros), "machine", str(line.seconds),
-                     "second"))
+                     "second", line.group))
+    groups = {line.host: line.group for line in report.lines}
     for extra in report.extras:
         rows.append((extra.name, extra.role, extra.pool, "", "", "", "", "", str(extra.micros), str(extra.micros),
-                     *(exact_dollars(extra.micros),) * 2, extra.kind, f"{extra.quantity:.6f}", extra.unit))
+                     *(exact_dollars(extra.micros),) * 2, extra.kind, f"{extra.quantity:.6f}", extra.unit,
+                     "" if extra.kind == "traffic" else groups.get(extra.name, "")))
     return rows
 
 

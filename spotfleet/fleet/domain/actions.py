@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spotfleet.model import BootStages, Need, Notice, Offer, Role
+from spotfleet.model import GROUP_NAME, SECOND, BootStages, Need, Notice, Offer, Role
+
+DISPATCHERS = "d"  # in the name of a dispatcher's machine, where a host has its group: no group has this name
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The hosts of one role that should exist. `hosts` and `on_demand` both 0 mean down."""
+    """The hosts of one role that should exist. `hosts` and `on_demand` both 0 mean down, unless the fleet `stays`."""
 
     fleet: str
     role: Role
@@ -28,10 +31,19 @@ class Wanted:
     apart: bool = False  # `hosts` counts spot hosts only, also where a need is on demand: `on_demand` counts those
     max_micros_h: int = 0  # limit for all hosts that stay, together; 0: no limit
     shun: tuple[str, ...] = ()  # spot pools without new launches, because on demand costs no more
+    stays: bool = False  # no host may be wanted for now, without an end of the fleet
+    why: str = ""  # why so many, where demand decides
+    group: str = ""  # group of the hosts that this is about; "": all hosts of the role
+    parts: tuple[Wanted, ...] = ()  # what each group should have, in a fleet with named groups
 
     @property
     def total(self) -> int:
         return self.hosts + self.on_demand
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the fleet goes down."""
+        return not self.total and not self.stays
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,7 @@ class Observed:
     # Draining hosts with results that have not arrived -> seconds that they may stay if no more of them arrives.
     unsent: Mapping[str, float] = field(default_factory=dict)
     boots: Mapping[str, BootStages] = field(default_factory=dict)  # joined hosts, as their agents measured them
+    idle: Mapping[str, float] = field(default_factory=dict)  # hosts without work for long -> seconds: the first to go
 
 
 @dataclass(frozen=True)
@@ -56,6 +69,7 @@ class Launch:
     why: str
     alternatives: tuple[Offer, ...] = ()  # equal to `offer`: a cloud that knows its capacity chooses among all
     together: tuple[str, ...] = ()  # request_ids of the gang, this one included: all are launched or none
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,5 +93,13 @@ Action = Launch | Drain | Terminate | Wait
 
 
 def request_id(wanted: Wanted, number: int) -> str:
-    """Return FLEET-N for a worker host, FLEET-d-N for a dispatcher."""
-    return f"{wanted.fleet}-d-{number}" if wanted.role is Role.DISPATCHER else f"{wanted.fleet}-{number}"
+    """Return FLEET-N for a worker host, FLEET-GROUP-N for one of a named group, FLEET-d-N for a dispatcher."""
+    part = DISPATCHERS if wanted.role is Role.DISPATCHER else wanted.group
+    return f"{wanted.fleet}-{part}-{number}" if part else f"{wanted.fleet}-{number}"
+
+
+def group_of(fleet: str, request_id: str) -> str:
+    """Return the group that the name of a worker host has; "" for none. A listing tells no more about a host than its
+    name, and a new dispatcher may have lost the ledger."""
+    named = re.fullmatch(rf"{re.escape(fleet)}-({GROUP_NAME})-\d+", request_id.partition(SECOND)[0])
+    return named[1] if named and named[1] != DISPATCHERS else ""

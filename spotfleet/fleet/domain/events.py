@@ -17,8 +17,9 @@ class FleetCreated:
     at: float
     fleet: str
     provider: str
-    nodes: Nodes
+    nodes: Nodes  # range of all groups together
     billing: BillingRules
+    groups: dict[str, Nodes] = field(default_factory=dict)  # range of each named group
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class NodesChanged:
     at: float
     nodes: Nodes
     why: str
+    group: str = ""  # the one whose range this is
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class LaunchIntended:
     why: str
     alternatives: tuple[Offer, ...] = ()  # the cloud may choose one of these instead; HostPlaced records that
     together: tuple[str, ...] = ()  # request_ids of the gang, this one included: all are launched or none
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,25 @@ class PolicyDecided:
     why: str
     rule: str = ""  # the part of the policy that decided: "base", "auto", "deadline", "budget", ...
     shun: tuple[str, ...] = ()  # spot pools without new launches, because on demand costs no more
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class DemandDecided:
+    """Number of hosts of a group that the fleet's Ray cluster and jobs need from now on; written when it changes."""
+
+    at: float
+    hosts: int
+    why: str
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class DemandUnmet:
+    """All that waits in the fleet's Ray cluster for hosts that there will not be; written when its shapes change."""
+
+    at: float
+    shapes: dict[str, str] = field(default_factory=dict, hash=False)  # shape -> why there is no host for it
 
 
 @dataclass(frozen=True)
@@ -479,7 +501,7 @@ Event = (
     FleetCreated | NodesChanged | LaunchIntended | LaunchRefused | HostPlaced | HostListed | HostJoined | HostSilent
     | HostFailed | HostNoticed | HostDraining | TerminateIntended | ClockSetBack | TokenRevoked | PriceChanged
     | RatesStamped | PolicyDecided | PolicyChanged | BudgetReached | JobEvent | JobsPruned | TakenOver | TargetChanged
-    | HistoryLost | FileDamaged | DownDecided | FleetDown
+    | HistoryLost | FileDamaged | DownDecided | FleetDown | DemandDecided | DemandUnmet
 )
 KINDS: dict[str, type] = {k.__name__: k for k in Event.__args__}
 

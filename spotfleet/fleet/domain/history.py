@@ -71,6 +71,9 @@ class MarketHistory:
     decided: PolicyDecided | None = None  # the newest
     reached: dict[str, BudgetReached] = field(default_factory=dict)  # by limit; never change it in place
     policy: PolicySpec | None = None  # as changed since the fleet was made
+    # `availability` and `decided` of the named groups; never change them in place.
+    availability_of: dict[str, AvailabilityHistory] = field(default_factory=dict)
+    decided_of: dict[str, PolicyDecided] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,8 @@ def record(history: MarketHistory, event: Event, observation: HostObservation | 
             return replace(history, progress={j: p for j, p in history.progress.items() if j != event.job})
         case RatesStamped():
             return replace(history, rates={**history.rates, f"{event.provider}/{event.region}": event.rates})
+        case PolicyDecided() if event.group:
+            return replace(history, decided_of={**history.decided_of, event.group: event})
         case PolicyDecided():
             return replace(history, decided=event)
         case PolicyChanged():
@@ -126,12 +131,16 @@ def record(history: MarketHistory, event: Event, observation: HostObservation | 
 
 def set_back(history: MarketHistory, by_s: float) -> MarketHistory:
     """Return the history with all instants `by_s` earlier, because our clock was set."""
-    periods = tuple(AvailabilityPeriod(p.available, p.since - by_s, p.until - by_s)
-                    for p in history.availability.periods)
+    def earlier(past: AvailabilityHistory) -> AvailabilityHistory:
+        return AvailabilityHistory(tuple(AvailabilityPeriod(p.available, p.since - by_s, p.until - by_s)
+                                         for p in past.periods))
+
     decided = history.decided and replace(history.decided, at=history.decided.at - by_s)
     progress = {job: replace(p, mark=p.mark and replace(p.mark, at=p.mark.at - by_s))
                 for job, p in history.progress.items()}
-    return replace(history, availability=AvailabilityHistory(periods), decided=decided, progress=progress)
+    return replace(history, availability=earlier(history.availability), decided=decided, progress=progress,
+                   availability_of={g: earlier(past) for g, past in history.availability_of.items()},
+                   decided_of={g: replace(d, at=d.at - by_s) for g, d in history.decided_of.items()})
 
 
 def _spot(history: MarketHistory, observation: HostObservation | None, at: float, *, available: bool) -> MarketHistory:
@@ -145,6 +154,9 @@ def _spot(history: MarketHistory, observation: HostObservation | None, at: float
     enough = is_available(observation.held + available, 0, observation.target)
     if available and not enough:
         return history
+    if group := observation.host.group:
+        past = history.availability_of.get(group, AvailabilityHistory())
+        return replace(history, availability_of={**history.availability_of, group: observe(past, at, enough)})
     return replace(history, availability=observe(history.availability, at, enough))
 
 

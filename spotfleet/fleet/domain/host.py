@@ -42,6 +42,7 @@ class Host:
     together: tuple[str, ...] = ()  # launched all or none
     disk_gib: int = 0
     addresses: int = 0
+    group: str = ""  # one of the fleet's named groups; "" in a fleet without them
 
     @cached_property
     def counts(self) -> bool:

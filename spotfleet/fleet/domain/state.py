@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import ClassVar
 
+from spotfleet.fleet.domain.availability import AvailabilityHistory
 from spotfleet.fleet.domain.copies import replace
 from spotfleet.fleet.domain.events import (
     ClockSetBack,
@@ -45,7 +46,7 @@ from spotfleet.fleet.domain.events import (
 )
 from spotfleet.fleet.domain.history import HostObservation, MarketHistory, record, set_back
 from spotfleet.fleet.domain.host import Host
-from spotfleet.model import SECOND, CloudState, HostState, Market, Nodes, Offer, Role
+from spotfleet.model import SECOND, CloudState, HostState, Market, Nodes, Offer, Role, all_nodes
 from spotfleet.retry import growing_s
 from spotfleet.words import clock_utc
 
@@ -78,7 +79,8 @@ class FleetState:
     """Never change the dicts in place: states share them."""
 
     created: FleetCreated | None = None
-    nodes: Nodes | None = None
+    nodes: Nodes | None = None  # range of all groups together
+    groups: dict[str, Nodes] = field(default_factory=dict)  # range of each named group
     down: FleetDown | None = None
     taken_over: TakenOver | None = None  # the newest replacement of a lost dispatcher machine
     hosts: tuple[Host, ...] = ()  # not GONE, in the order of their launches
@@ -132,7 +134,10 @@ def apply(state: FleetState, event: Event) -> FleetState:
         case ClockSetBack():
             return _set_back(state, event.by_s)
         case FleetCreated():
-            return replace(state, created=event, nodes=event.nodes, down=None, lost=())
+            return replace(state, created=event, nodes=event.nodes, groups=event.groups, down=None, lost=())
+        case NodesChanged() if event.group:
+            groups = {**state.groups, event.group: event.nodes}
+            return replace(state, groups=groups, nodes=all_nodes(groups.values()))
         case NodesChanged():
             return replace(state, nodes=event.nodes)
         case FleetDown():
@@ -180,9 +185,23 @@ def _observed_host(state: FleetState, event: Event) -> HostObservation | None:
     host = state.host(event.request_id) if about else None
     if host is None or host.role is not Role.WORKER:
         return None
-    held = sum(h.offer.market is Market.SPOT and h.counts and h.notice_deadline is None and h is not host
-               and (bool(h.provider_id) or h.state is HostState.UP) for h in state.hosts)
-    return HostObservation(host, held, state.nodes.target if state.nodes else 1)
+    beside = [h for h in state.hosts if h.group == host.group and h is not host and h.counts
+              and h.notice_deadline is None]
+    held = sum(h.offer.market is Market.SPOT and (bool(h.provider_id) or h.state is HostState.UP) for h in beside)
+    nodes = state.groups.get(host.group, state.nodes)
+    if nodes is not None and nodes.min == 0:  # as many as there are were wanted
+        return HostObservation(host, held, sum(h.role is Role.WORKER for h in beside) + 1)
+    return HostObservation(host, held, nodes.target if nodes else 1)
+
+
+def of_group(state: FleetState, group: str) -> FleetState:
+    """Return the state as the hosts of one group see it: without hosts and decisions of the others. Refusals and prices
+    are of pools, so they stay."""
+    if not group:
+        return state
+    history = replace(state.history, availability=state.history.availability_of.get(group, AvailabilityHistory()),
+                      decided=state.history.decided_of.get(group))
+    return replace(state, hosts=tuple(h for h in state.hosts if h.group == group), history=history)
 
 
 def _set_back(state: FleetState, by_s: float) -> FleetState:
@@ -283,7 +302,7 @@ def _intended(state: FleetState, event: LaunchIntended) -> FleetState:
         again = replace(known, asked_at=event.at, asks=known.asks + 1)
         return replace(_put(state, again), launches=launches)
     host = Host(event.request_id, event.role, event.offer, HostState.LAUNCHING, event.at, event.at, event.at,
-                why=event.why, alternatives=event.alternatives, together=event.together)
+                why=event.why, alternatives=event.alternatives, together=event.together, group=event.group)
     return replace(_put(state, host), launches=launches)
 
 

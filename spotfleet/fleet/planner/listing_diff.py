@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from spotfleet.fleet.domain.actions import Observed
+from spotfleet.fleet.domain.actions import Observed, group_of
 from spotfleet.fleet.domain.events import Event, HostListed, HostPlaced, LaunchIntended
 from spotfleet.fleet.domain.state import FleetState, Host
 from spotfleet.model import CloudHost, CloudState, HostState, Offer, Run
@@ -86,7 +86,8 @@ def new_events(known: Host | None, line: CloudHost, now: float) -> list[Event]:
         moved = known.offer.pool != line.offer.pool
         return [HostPlaced(now, line.request_id, line.offer), listed] if moved else [listed]
     # The ledger was lost. The launch counts from now, so that the agent has its whole time to report.
-    return [LaunchIntended(now, line.request_id, line.role, line.offer, "adopted: the provider lists it"), listed]
+    return [LaunchIntended(now, line.request_id, line.role, line.offer, "adopted: the provider lists it",
+                           group=group_of(line.fleet, line.request_id)), listed]
 
 
 def _is_new_machine(known: Host, line: CloudHost) -> bool:

@@ -20,12 +20,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from spotfleet.fleet.domain.actions import Action, Drain, Launch, Observed, Terminate, Wait, Wanted
-from spotfleet.fleet.domain.state import FleetState, Host
-from spotfleet.fleet.planner.pool_choice import SPREAD_WITHIN, common_place, launches, place
+from spotfleet.fleet.domain.copies import replace
+from spotfleet.fleet.domain.state import FleetState, Host, of_group
+from spotfleet.fleet.planner.groups import limits_of_groups
+from spotfleet.fleet.planner.pool_choice import SPREAD_WITHIN, because, common_place, launches, place
 from spotfleet.fleet.policy.mix import shares
-from spotfleet.fleet.policy.pools import host_charge, price_now
+from spotfleet.fleet.policy.pools import host_charge, offer_charges, price_now
 from spotfleet.model import SECOND, CloudState, HostState, Market, Need, Offer, Role
-from spotfleet.words import clock_utc, counted, rate
+from spotfleet.words import about, clock_utc, counted, rate
 
 RETRY_S = 10.0  # between two requests to terminate the same host
 SOON_S = 150.0  # an interruption comes sooner after its notice; clouds announce maintenance longer before, and bill it
@@ -49,6 +51,8 @@ __all__ = [
 
 def plan(wanted: Wanted, state: FleetState, offers: Sequence[Offer], observed: Observed, now: float) -> list[Action]:
     """Return the actions that move `state` towards `wanted`; [] when nothing is left to do."""
+    if wanted.parts:
+        return _plan_groups(wanted, state, offers, observed, now)
     drains = urgent(wanted, state, observed)
     unreported = settling(wanted, state, observed, now)
     if unreported:
@@ -63,10 +67,37 @@ def plan(wanted: Wanted, state: FleetState, offers: Sequence[Offer], observed: O
     return [*drains, *ends, *apart, *surplus, *more]
 
 
+def _plan_groups(wanted: Wanted, state: FleetState, offers: Sequence[Offer], observed: Observed,
+                 now: float) -> list[Action]:
+    """Return the plans of all groups: the numbers of their launches and the limit on the price are the fleet's."""
+    drains = urgent(wanted, state, observed)
+    if settling(wanted, state, observed, now):
+        return plan(replace(wanted, parts=()), state, offers, observed, now)
+    actions: list[Action] = []
+    limits = limits_of_groups(wanted, state)
+    launched, spent = state.launches, 0
+    for part in wanted.parts:
+        view = replace(of_group(state, part.group), launches=launched)
+        limit = max(1, limits[part.group] - spent) if wanted.max_micros_h else 0
+        found = plan(replace(part, max_micros_h=limit), view, offers, observed, now)
+        begun = [a.offer for a in found if isinstance(a, Launch)]
+        launched += len(begun)
+        spent += sum(offer_charges(state, begun, now)[offer] for offer in begun)
+        actions += found
+    names = {part.group for part in wanted.parts}
+    strays = replace(state, hosts=tuple(h for h in _hosts(wanted, state) if h.group not in names))
+    nowhere = replace(wanted, hosts=0, on_demand=0, parts=(), stays=True, why="in no group of the fleet file")
+    actions += plan(nowhere, strays, (), observed, now)
+    return list(dict.fromkeys([*drains, *actions]))
+
+
 def missing_needs(wanted: Wanted, state: FleetState, observed: Observed, now: float) -> list[Need]:
     """Return the needs of the hosts that `plan` would launch if everything were on offer; [] while it settles."""
     if settling(wanted, state, observed, now):
         return []
+    if wanted.parts:
+        return list(dict.fromkeys(need for part in wanted.parts for need in
+                                  missing_needs(part, of_group(state, part.group), observed, now)))
     leaving = [*urgent(wanted, state, observed), *_ends(wanted, state, observed, now)]
     leaving += _apart(wanted, state, _staying(wanted, state, leaving))
     staying = _staying(wanted, state, leaving)
@@ -83,7 +114,7 @@ def urgent(wanted: Wanted, state: FleetState, observed: Observed) -> list[Drain]
             drains.append(Drain(host.request_id, f"interruption notice: it ends at {clock_utc(host.notice_deadline)}"))
         elif host.request_id in observed.drain:
             drains.append(Drain(host.request_id, observed.drain[host.request_id]))
-        elif not wanted.total and host.state is HostState.UP:
+        elif wanted.is_down and host.state is HostState.UP:
             drains.append(Drain(host.request_id, GOES_DOWN))
     return drains
 
@@ -136,7 +167,7 @@ def _end(wanted: Wanted, host: Host, observed: Observed, now: float, free_s: flo
             return f"its agent has been silent for {wanted.silent_timeout_s:.0f} s"
         case HostState.DRAINING:
             return _drained(wanted, host, observed, now, free_s)
-        case HostState.STOPPED if not wanted.total:
+        case HostState.STOPPED if wanted.is_down:
             return GOES_DOWN
         case HostState.STOPPED if held_s >= wanted.restart_after_s:
             return f"stopped by the cloud and not restarted within {wanted.restart_after_s:.0f} s"
@@ -152,7 +183,7 @@ def _drained(wanted: Wanted, host: Host, observed: Observed, now: float, free_s:
     begun = host.since
     if host.notice_deadline is not None:  # after an early notice the host has the whole time
         begun = max(begun, host.notice_deadline - wanted.drain_timeout_s)
-    if host.notice_deadline is not None and wanted.total and (
+    if host.notice_deadline is not None and not wanted.is_down and (
             host.notice_action == "stop" or _free_if_taken(host, host.notice_deadline, free_s)):
         begun = max(begun, host.notice_deadline)  # the cloud ends the run, and may restart a stopped host: wait for it
     elif host.request_id in observed.released:
@@ -200,14 +231,19 @@ def _surplus(wanted: Wanted, state: FleetState, staying: list[Host], observed: O
     reserved capacity stay longest: it costs as much without them.
     """
     def worth(host: Host) -> tuple:
-        return (host.request_id in observed.busy, bool(host.offer.reserved), host.state is HostState.UP, not host.hint,
-                -host.offer.price_micros_h, -host.since, host.request_id)
+        return (host.request_id in observed.busy, host.request_id not in observed.idle, bool(host.offer.reserved),
+                host.state is HostState.UP, not host.hint, -host.offer.price_micros_h, -host.since, host.request_id)
+
+    def idle(host: Host) -> str:
+        seconds = observed.idle.get(host.request_id)
+        return "" if seconds is None or wanted.is_down else f"without work for {about(seconds)}; "
 
     extra: dict[str, tuple[Host, str]] = {}
     for share in shares(wanted):
         own, hosts = share.of(staying), share.wanted.hosts
-        why = f"{counted(len(own), share.called.removesuffix('s'))}, {hosts} wanted" if wanted.total else GOES_DOWN
-        extra.update((h.request_id, (h, why)) for h in sorted(own, key=worth)[:max(0, len(own) - hosts)])
+        why = f"{counted(len(own), share.called.removesuffix('s'))}, {hosts} wanted"
+        why = GOES_DOWN if wanted.is_down else because(wanted, why)
+        extra.update((h.request_id, (h, f"{idle(h)}{why}")) for h in sorted(own, key=worth)[:max(0, len(own) - hosts)])
     if wanted.max_micros_h:
         left = [h for h in staying if h.request_id not in extra]
         burn = sum(host_charge(state, h) for h in left)

@@ -93,7 +93,8 @@ def _of_share(share: MarketShare, state: FleetState, offers: Sequence[Offer], co
         before[offer.pool] += 1
         why += f", {choice}" if choice else ""
         why += f", number {turn + 1} of {turns}" if turns > 1 else ""
-        found.append(Launch(request_id(wanted, state.launches + n), offer, why, others))
+        found.append(Launch(request_id(wanted, state.launches + n), offer, because(wanted, why), others,
+                            group=wanted.group))
     if len(chosen) < missing:
         left = _missing(missing - len(chosen), wanted.hosts, share.called)
         found.append(Wait(f"{left}: {_place_reason(common, context.all)}"
@@ -104,6 +105,11 @@ def _of_share(share: MarketShare, state: FleetState, offers: Sequence[Offer], co
 def at(offer: Offer) -> str:
     """Return price and pool of an offer for a launch's `why`; the zone alone for a machine without a price."""
     return f"{rate(offer.price_micros_h)} in {offer.pool}" if offer.price_micros_h else f"on {offer.zone}"
+
+
+def because(wanted: Wanted, what: str) -> str:
+    """Return the reason of an action, with that of the number where demand decides."""
+    return f"{what}: {wanted.why}" if wanted.why else what
 
 
 def _missing(hosts: int, of: int, called: str) -> str:
@@ -170,7 +176,7 @@ def _gang(wanted: Wanted, state: FleetState, usable: dict[Offer, int],
     offer = _best(roomy, cost)
     names = tuple(request_id(wanted, state.launches + n) for n in range(wanted.hosts))
     why = f"all {wanted.hosts} hosts or none; {at(offer)}"
-    return [Launch(name, offer, why, together=names) for name in names]
+    return [Launch(name, offer, because(wanted, why), together=names, group=wanted.group) for name in names]
 
 
 # ---- which pools

@@ -53,15 +53,17 @@ def describe(budget: Budget) -> str:
 
 
 def too_small(max_micros_h: int, nodes: Nodes, offers: Sequence[Offer], dispatcher_micros_h: int) -> str:
-    """Return why `max_hourly_cost` is too low for `nodes.min` hosts, with the cheapest offer; "" if it suffices."""
+    """Return why `max_hourly_cost` is too low for `nodes.min` hosts, at least one, with the cheapest offer; "" if it
+    suffices."""
     cheapest = min(offers, key=lambda o: (o.price_micros_h, o.pool), default=None)
     if not max_micros_h or cheapest is None:
         return ""
-    least = dispatcher_micros_h + nodes.min * cheapest.price_micros_h
+    hosts = max(1, nodes.min)  # with none at first, too: a job could never have one
+    least = dispatcher_micros_h + hosts * cheapest.price_micros_h
     if least <= max_micros_h:
         return ""
     dispatcher = f" and a dispatcher for {_dollars(dispatcher_micros_h, 4)}/h" if dispatcher_micros_h else ""
-    return (f"{_dollars(max_micros_h, 4)}/h is less than {nodes.min} x the cheapest offer, "
+    return (f"{_dollars(max_micros_h, 4)}/h is less than {hosts} x the cheapest offer, "
             f"{_dollars(cheapest.price_micros_h, 4)}/h in {cheapest.pool},{dispatcher} cost: {_dollars(least, 4)}/h")
 
 

@@ -17,7 +17,7 @@
         resources.py     other resources with our tag; removal
         queue.py         EventBridge -> SQS                    event_parser.py  its events about machines (pure)
         check.py         can a fleet be made here?             permissions.py   does the caller have them?
-        disk_key.py      a customer's key of the disks
+        disk_key.py      a customer's key of the disks         bucket.py        the bucket for checkpoints
         quotas.py        vCPU quotas, their use, and whether they suffice for a fleet
 
 The parts that any cloud needs are in `providers/kit`. EC2's listing by tag is the truth. This process caches only what

@@ -269,7 +269,11 @@ def access_key(profile: str, environ: Mapping[str, str]) -> dict[str, str]:
     if not all(key in found for key in KEY[:2]):
         raise UsageError(f"aws.dispatcher_credentials: {path} has no access key of profile {profile!r}",
                          hint=f"`aws configure --profile {profile}`, with the key of an IAM user for this")
-    return found
+    if KEY[2] in found:
+        raise UsageError(f"aws.dispatcher_credentials: the key of profile {profile!r} is a temporary one: within hours "
+                         "the dispatcher could neither launch nor end machines on AWS",
+                         hint=f"`aws configure --profile {profile}`, with the key of an IAM user for this")
+    return {key: found[key] for key in KEY[:2]}
 
 
 def _profiles(fleets: Sequence[AccountFleet]) -> AwsSpec:

@@ -23,6 +23,7 @@ class Drainer:
 
     def __init__(self) -> None:
         self.wanted: dict[str, RayDrain] = {}  # by host
+        self.releases: frozenset[str] = frozenset()
 
     def ask(self, gcs: Gcs, nodes: tuple[RayNode, ...]) -> bool:
         """Drain the nodes of hosts that leave and do not drain yet; return whether one was drained.
@@ -32,6 +33,8 @@ class Drainer:
         """
         changed = False
         for node in nodes:
+            if node.host in self.releases and node.host not in self.wanted and not node.draining:
+                changed |= not gcs.drain(node.node_id, "no task needs this host", 0.0, idle_only=True)
             drain = self.wanted.get(node.host) if node.host else None
             if drain is None or node.draining:
                 continue
@@ -46,6 +49,7 @@ def _read(drainer: Drainer, news: threading.Event) -> None:
     for line in sys.stdin:
         wish: RayWish = load(RayWish, line)
         drainer.wanted = {drain.host: drain for drain in wish.drains}
+        drainer.releases = frozenset(wish.releases)
         news.set()
     os._exit(0)
 

@@ -22,6 +22,7 @@ MARK = "SPOTFLEET_RAY_FOLDER"
 KILL_S = 10.0
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",  # even then a head would report to Ray's authors, once
     "RAY_enable_metrics_collection": "0",
     "RAY_raylet_start_wait_time_s": "180",  # the default is too short for a busy machine
 }

@@ -6,9 +6,13 @@ while it trains it answers no other call; reports and orders use its connection 
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
+import shutil
 import sys
+import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +22,12 @@ from spotfleet.agent.processes.zygote import modules_of
 from spotfleet.ray.installed import About, load_ray, own_python
 
 WARM = ("torch", "torch._dynamo")
+WORK = "SPOTFLEET_WORK"
+
+
+def work_folder(key: str) -> str:
+    """Return the folder of a run on each node. Workers there share one copy of a checkpoint that they restore."""
+    return f"{tempfile.gettempdir()}/spotfleet-ray-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,7 @@ class TrainingActor:
     """One worker's process."""
 
     def __init__(self, env: dict[str, str], warm: tuple[str, ...]) -> None:
+        self._begun = time.monotonic()
         os.environ.update(env)
         # Seconds, which no other worker waits for. Without the runtime's rarer modules the first loss would wait.
         for module in (*warm, *modules_of(("spotfleet.worker", "spotfleet.train"))):
@@ -46,10 +57,11 @@ class TrainingActor:
         ray = load_ray()
         gpus = tuple(str(g) for g in ray.get_gpu_ids())
         node = ray.get_runtime_context().get_node_id()
-        return About(node, ray.util.get_node_ip_address(), os.getpid(), ray.__version__, own_python(), gpus)
+        warm_s = time.monotonic() - self._begun
+        return About(node, ray.util.get_node_ip_address(), os.getpid(), ray.__version__, own_python(), gpus, warm_s)
 
     def place(self, env: dict[str, str]) -> None:
-        """Take a worker's name, before the runtime is used. Without SPOTFLEET_WORK it writes no checkpoint."""
+        """Take a worker's name, before the runtime is used. Without WORK it writes no checkpoint."""
         os.environ.update(env)
 
     def create(self, cls: type | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -75,6 +87,8 @@ class TrainingActor:
         train = sys.modules.get("spotfleet.train")
         if train is not None and "spotfleet.train.runtime" in sys.modules:
             train.shutdown()
+        if folder := os.environ.get(WORK):  # a copy there has been read long since
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _outcome(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:

@@ -2,6 +2,7 @@
 
     line.py: reports, ends of connections --.
     elastic_job.py: added, ended, leaving --+--> step: membership/desk.py --> changes; orders to the workers
+    checkpoints.py: the newest one ---------'
 
 The end of a connection is the first sign of a death, but no proof: the worker counts as silent, and as lost once a
 peer's collective breaks, or after `silent_s`. `ended` confirms it.
@@ -17,10 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spotfleet.membership import Change, Finished, Formed, Membership, Ordered, Phase
+from spotfleet.membership import Change, Finished, Formed, Membership, Ordered, Orders, Phase, Tuning
 from spotfleet.membership.desk import Condition, WorkerRecord, observe, release, view_of, worker_orders
+from spotfleet.membership.pace import Pace
 from spotfleet.membership.quiet import QuietWatch
 from spotfleet.protocol.messages import Stage, WorkerOrders, WorkerReport
+from spotfleet.ray.run.checkpoints import RunCheckpoints
 from spotfleet.ray.run.line import ControlServer
 
 JOB = "ray"
@@ -50,8 +53,12 @@ class Coordinator:
     """One run's workers. `wake` is called when there is something new for `step`."""
 
     def __init__(self, address: str, key: str, min_workers: int, max_workers: int, wake: Callable[[], None],
-                 on_log: Callable[[str, Any], None]) -> None:
-        self.membership = Membership(JOB, min_workers, max_workers)
+                 on_log: Callable[[str, Any], Any], checkpoints: RunCheckpoints | None = None,
+                 pace: Pace | None = None) -> None:
+        self.membership = Membership(JOB, min_workers, max_workers, Tuning(pace=pace or Pace()))
+        self.checkpoints = checkpoints or RunCheckpoints()
+        if (found := self.checkpoints.newest) is not None:  # as if its workers had just been lost
+            self.membership.adopt(found.generation, ())
         self.leaving: dict[str, Leaving] = {}  # by host
         self.group: tuple[str, ...] = ()  # newest generation that had members
         self.finished: tuple[str, ...] = ()  # by rank, once training has ended
@@ -105,17 +112,25 @@ class Coordinator:
             for change in changes:
                 self._note(change)
             live = [w for w in self._workers.values() if not w.ended]
-            release(self.membership, live, {w.name for w in live if w.host in self.leaving}, 0)
+            release(self.membership, live, {w.name for w in live if w.host in self.leaving}, self.checkpoints.version)
             for name in [w.name for w in self._workers.values() if w.ended and w.report.stage is not Stage.FINISHED]:
                 del self._workers[name], self._quiet[name]  # Membership has seen the end
             orders = self.membership.orders_of([w.name for w in self._workers.values() if w.wanted and not w.ended])
+            left_s = self.membership.leaves_s
         for name, found in orders.items():
-            # a checkpoint would lie on the node that goes
-            self._send(name, replace(worker_orders(found, 0.0), checkpoint_now=False), now)
+            self._send(name, self._worker_orders(found, left_s), now)
         return changes
 
     def close(self) -> None:
         self._server.close()
+
+    def _worker_orders(self, orders: Orders, left_s: float | None) -> WorkerOrders:
+        target = self.checkpoints.target
+        if not target:  # a checkpoint would lie on the node that goes
+            return replace(worker_orders(orders, 0.0), checkpoint_now=False)
+        return replace(worker_orders(orders, target.every_s), checkpoint_url=target.url, checkpoint_keep=target.keep,
+                       restore=self.checkpoints.newest if orders.needs_restore else None,
+                       seconds_left=float(int(left_s)) if orders.checkpoint_now and left_s is not None else None)
 
     def _condition(self, worker: WorkerRecord, now: float) -> Condition:
         leaving = self.leaving.get(worker.host)
@@ -149,6 +164,7 @@ class Coordinator:
             news = record.silent or _news(report) != _news(record.report)
             record.report, record.seen, record.silent, record.last_report_at = report, True, False, now
             self._quiet[report.worker].record(report, now)
+            self.checkpoints.take(report)
             if news:
                 self._sent.pop(report.worker, None)  # a new connection has no orders yet
         if news:

@@ -30,7 +30,8 @@ from spotfleet.protocol.messages import JOB_KEY, Stage
 from spotfleet.ray import drains
 from spotfleet.ray.installed import About, check_same, connected_ray, own_python
 from spotfleet.ray.params import ElasticParams, HostSource
-from spotfleet.ray.run.actors import Outcome
+from spotfleet.ray.run.actors import WORK, Outcome, work_folder
+from spotfleet.ray.run.checkpoints import RunCheckpoints, newest
 from spotfleet.ray.run.coordinator import JOB, Coordinator, Leaving, RunStatus, is_held_up
 from spotfleet.ray.run.pool import ActorPool, ActorSpec, CallEnded, Ready
 from spotfleet.ray.run.staffing import ActorStage, Cooldown, StaffMember, room_on, staff_change
@@ -62,6 +63,7 @@ class _Actor:
     slot: int = -1
     name: str = ""
     about: About | None = None
+    since: float = 0.0  # monotonic: start of its process, once `about` is known
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,10 @@ class ElasticJob:
     """The actors, the coordinator and the threads of one executor; one run at a time."""
 
     def __init__(self, params: ElasticParams, env: dict[str, str], verbose: int = 0,
-                 discovery: HostSource | None = None, warm: tuple[str, ...] | None = None) -> None:
+                 discovery: HostSource | None = None, warm: tuple[str, ...] | None = None,
+                 on_log: Callable[[str, Any], Any] | None = None) -> None:
+        """`on_log(worker, value)` takes the values that workers send, in the place of `logs`; its result is the
+        answer. It may wait: then the worker's call waits, too."""
         self.params, self._verbose, self._discovery = params, verbose, discovery
         self._least, self._most = params.min_workers, params.max_workers
         self._ray = connected_ray()
@@ -109,6 +114,8 @@ class ElasticJob:
         self._staff_news = threading.Event()
         self._to_end: list[int] = []  # actors
         self.logs: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._on_log = on_log or (lambda worker, info: self.logs.put((worker, info)))
+        self._worker_s = 0.0  # time of the actors that have ended
         self.changes: list[str] = []  # each change of membership, in one line
         self._begin_run()
         self._tender = threading.Thread(target=self._tend, name="spotfleet-elastic-staff", daemon=True)
@@ -134,13 +141,15 @@ class ElasticJob:
         """Train with this function in all actors. Raises SpotfleetError while it trains, and after `shutdown`."""
         if self._stop.is_set():
             raise SpotfleetError("the executor was shut down", hint="make a new one and call start()")
+        target = self.params.checkpoints
+        found = newest(target) if target else None
         with self._lock:
             if self._work is not None and not self.ended.is_set():
                 raise SpotfleetError("the executor runs a function already", hint="wait for run() to return")
             self._begin_run()
             address = self._ray.util.get_node_ip_address()
             self._coordinator = Coordinator(address, self._key, self._least, self._wanted(), self._wake.set,
-                                            lambda worker, info: self.logs.put((worker, info)))
+                                            self._on_log, RunCheckpoints(target, found), self.params.pace)
             self._work = work
         self._wake.set()
 
@@ -160,6 +169,12 @@ class ElasticJob:
             if self._coordinator is None:
                 return RunStatus("starting", f"{len(self._actors)} actors asked for", 0, (), 0)
             return self._coordinator.standing()
+
+    def worker_s(self) -> float:
+        """Return the time that all actors have had their places for, in seconds."""
+        now = time.monotonic()
+        with self._lock:
+            return self._worker_s + sum(now - a.since for a in self._actors.values() if a.about is not None)
 
     def shutdown(self) -> None:
         """End all actors."""
@@ -215,6 +230,8 @@ class ElasticJob:
             coordinator.leaving = self._leaving()
             for change in coordinator.step(self._coming()):
                 self._note(change)
+            for remark in coordinator.checkpoints.take_remarks():
+                self._tell(remark)
             self._cooldown.progressed(coordinator.standing().version)
             self._check_end(coordinator, now)
 
@@ -225,6 +242,7 @@ class ElasticJob:
         except SpotfleetError as error:
             self._finish(RunEnd(error=error))
         actor.about, actor.node, actor.stage = event.about, event.about.node, ActorStage.IDLE
+        actor.since = time.monotonic() - event.about.warm_s
 
     def _on_ended(self, event: CallEnded, now: float) -> None:
         """Process the end of a worker's function, or of its process."""
@@ -242,11 +260,18 @@ class ElasticJob:
             self._cooldown.lost(now)
 
     def _drop(self, number: int) -> None:
-        actor = self._actors.pop(number)
+        actor = self._remove(number)
         if self._coordinator is not None and actor.name:
             self._coordinator.ended(actor.name)
+
+    def _remove(self, number: int) -> _Actor:
+        """Let `_tend` end an actor."""
+        actor = self._actors.pop(number)
+        if actor.about is not None:
+            self._worker_s += time.monotonic() - actor.since
         self._to_end.append(number)
         self._staff_news.set()
+        return actor
 
     def _train_idle(self, coordinator: Coordinator) -> None:
         """Let warm actors train; the first ones once there are enough of them."""
@@ -268,6 +293,8 @@ class ElasticJob:
         env = {"SPOTFLEET_SOCKET": coordinator.path, "SPOTFLEET_WORKER": actor.name, "SPOTFLEET_JOB": JOB,
                "SPOTFLEET_ADDRESS": actor.about.address, "SPOTFLEET_LOCAL_RANK": str(slot), JOB_KEY: self._key,
                "SPOTFLEET_WORKERS": f"{self._least}:{self._wanted()}"}
+        if self.params.checkpoints:
+            env[WORK] = work_folder(self._key)
         if gpu.isdigit() and int(gpu) < self._gpus.get(actor.node, 0):
             # Ray shows one GPU to each actor. Scripts and NCCL choose by the local rank among those of the host.
             env["CUDA_VISIBLE_DEVICES"] = ",".join(str(n) for n in range(self._gpus[actor.node]))
@@ -387,17 +414,18 @@ class ElasticJob:
             self._coordinator.close()
         self.ended.set()
         for number in [n for n, a in self._actors.items() if a.stage is ActorStage.RUNS]:
-            self._actors.pop(number)
-            self._to_end.append(number)
-        self._staff_news.set()
+            self._remove(number)
 
     def _note(self, change: Change) -> None:
         if isinstance(change, Ordered | Evicted):
             size = f"generation {change.generation}, {len(change.members)} workers: " if isinstance(
                 change, Ordered) else "evicted: "
-            self.changes.append(size + change.why)
-            if self._verbose:
-                print(f"spotfleet: {self.changes[-1]}", file=sys.stderr, flush=True)
+            self._tell(size + change.why)
+
+    def _tell(self, line: str) -> None:
+        self.changes.append(line)
+        if self._verbose:
+            print(f"spotfleet: {line}", file=sys.stderr, flush=True)
 
 
 def _failure(worker: str, outcome: Outcome) -> RunEnd:

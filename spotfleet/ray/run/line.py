@@ -2,7 +2,8 @@
 
     handshake (worker/handshake.py) --> first line names the worker --> reports | logged values --> EOF
 
-The first line of a connection is a report, or {"log_of": WORKER}; after the latter each line is one logged value.
+The first line of a connection is a report, or {"log_of": WORKER}; after the latter each line is one logged value, and
+is answered by one line: what `on_log` has returned, as JSON. Until then the worker's call does not return.
 Orders are repeated each second: a machine that vanished acknowledges none, and the kernel ends the connection
 (`control.no_delay`). A worker in which one call holds Python's lock for long still acknowledges them.
 
@@ -31,7 +32,7 @@ class ControlServer:
     """The server, and the newest connection of each worker."""
 
     def __init__(self, address: str, key: str, on_report: Callable[[WorkerReport], None],
-                 on_closed: Callable[[str], None], on_log: Callable[[str, Any], None]) -> None:
+                 on_closed: Callable[[str], None], on_log: Callable[[str, Any], Any]) -> None:
         self._key, self._on_report, self._on_closed, self._on_log = key, on_report, on_closed, on_log
         self._listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         self._listener.bind((address, 0))
@@ -106,8 +107,8 @@ class ControlServer:
     def _logs(self, sock: socket.socket, lines: _Lines, worker: str) -> None:
         sock.setblocking(True)
         while True:
-            self._on_log(worker, json.loads(lines.next()))
-            sock.sendall(b"\n")  # the worker's call returns: the value is here
+            answer = self._on_log(worker, json.loads(lines.next()))
+            sock.sendall(json.dumps(answer).encode() + b"\n")
 
     def _forget(self, worker: str, sock: socket.socket) -> None:
         with self._lock:

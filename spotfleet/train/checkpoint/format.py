@@ -44,6 +44,7 @@ from spotfleet.train.checkpoint.shards import Path, ShardBox, TensorRow, plan
 
 FORMAT = 2
 OWN_KEY = "spotfleet"
+AROUND_BYTES = 4096  # that torch.save adds to a tensor, at most
 FORMAT_KEY, VERSION_KEY, ABOUT_KEY = f"{OWN_KEY}.format", f"{OWN_KEY}.version", f"{OWN_KEY}.about"
 # Errors of torch and pickle for a value that cannot be written, or be read without the script's classes.
 PICKLE_ERRORS = (pickle.PicklingError, pickle.UnpicklingError, RuntimeError, AttributeError, TypeError, ValueError)
@@ -73,6 +74,12 @@ class Items:
     about: torch.Tensor | None = None  # rank 0's
     plain: dict[Path, bytes] = field(default_factory=dict)  # rank 0's
     lengths: list[int] = field(default_factory=list)
+
+    @property
+    def at_most(self) -> int:
+        """Size that the file does not exceed."""
+        values = [*self.values, *([] if self.about is None else [self.about])]
+        return sum(v.numel() * v.element_size() + AROUND_BYTES for v in values) + sum(map(len, self.plain.values()))
 
     def chunks(self) -> Iterator[bytes | memoryview]:
         """Yield the bytes of the file; one item at a time is in memory."""

@@ -121,7 +121,7 @@ def _write(shard: Shard, store: DurableStore, others: Others, times: Times,
     """Write this rank's files; return rank 0's manifest, and the report of the piece."""
     under, items = f"{shard.version}-{shard.generation}", format.items_of(shard)
     begun = time.monotonic()
-    digest = store.put(f"{under}/{piece_name(shard.rank)}", items.chunks())
+    digest = store.put(f"{under}/{piece_name(shard.rank)}", items.chunks(), at_most=items.at_most)
     times.write_s = time.monotonic() - begun
     own = PartReport(0, shard.version, sum(items.lengths), digest, tuple(items.lengths), format.layout(shard))
     if shard.rank != 0:

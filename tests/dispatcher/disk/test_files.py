@@ -213,3 +213,7 @@ def test_what_a_killed_dispatcher_was_writing_is_swept_and_nothing_else(tmp_path
 @pytest.mark.parametrize(("name", "job"), [("f", "f-run-4"), ("f-d", "f-d-run-4"), ("fit", "fit-4"), ("f-w", "f-w-4")])
 def test_a_job_never_has_the_name_of_a_machine_of_its_fleet(name, job):
     assert name_for(JobSpec(name), ["train-3"], 0, "f") == job
+
+
+def test_a_job_has_the_name_of_no_host_of_a_group_either():
+    assert [name_for(JobSpec(name), (), 0, "f", ("gpu",)) for name in ("f-gpu", "f-cpu")] == ["f-gpu-run-1", "f-cpu-1"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from spotfleet.dispatcher.cloud.machines import target
+from spotfleet.dispatcher.cloud.group_sizes import target
 from spotfleet.dispatcher.jobs.sizing import Sizing
 from spotfleet.dispatcher.jobs.validation import check
 from spotfleet.dispatcher.jobs.workers import JobWorkers

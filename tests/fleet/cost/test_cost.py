@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 
 from spotfleet.cli.commands import cost_table
 from spotfleet.fleet.cost.billing import PriceBook, pieces
@@ -184,12 +185,13 @@ def test_each_boot_has_its_instants_its_parts_and_its_cost():
 
 def test_the_cost_of_boots_is_told_in_all_and_where_there_are_several_pools_by_pool():
     text = cost_table.report(report(two_pools(), 400.0), [])
-    assert "of that $0.002400 in 4 boots of hosts, until their agents joined; half of them took 2m15s or less" in text
+    assert "4 boots of hosts cost $0.002400 until their agents joined; half of them took 2m15s or less" in text
     [head, first, second] = [line.split() for line in text.partition("boots in")[2].splitlines()[:3]]
     assert (head, first, second) == (["boots", "median", "cost"], [OTHER.pool, "2", "2m40s", "$0.002000"],
                                      [SPOT.pool, "2", "1m12s", "$0.000400"])
     alone = cost_table.report(report([created(), *host("f-0", Run(0.0))], 10.0), [])
-    assert "in 1 boot of hosts, until their agents joined\n" in alone and "boots in" not in alone
+    assert re.search(r"(?m)^1 boot of hosts cost \S+ until their agents joined$", alone)
+    assert "boots in" not in alone
 
 
 def test_boots_are_in_the_json_with_their_dollars():
@@ -345,7 +347,7 @@ def test_a_report_travels_as_json_and_csv():
     assert data["lines"][0] == {
         "host": "f-0", "role": "worker", "pool": SPOT.pool, "market": "spot", "started_at": 0.0, "ended_at": 100.5,
         "taken": True, "seconds": 101, "micros": 1010, "on_demand_micros": 3030, "dollars": "0.001010",
-        "on_demand_dollars": "0.003030"}
+        "on_demand_dollars": "0.003030", "group": ""}
     assert data["jobs"][0]["dollars_per_1000_steps"] is None
     text = io.StringIO()
     csv.writer(text).writerows(csv_rows(bill))

@@ -199,8 +199,31 @@ def test_missing_credentials_need_a_person_and_a_broken_line_does_not(kind, reac
 def test_every_error_of_botocore_that_is_about_credentials_is_known():
     from botocore import exceptions
 
-    about = {n for n in dir(exceptions) if any(w in n for w in ("Credential", "SSO", "Token")) and n.endswith("Error")}
+    about = {n for n in dir(exceptions) if any(w in n for w in ("Credential", "SSO", "Token", "Login"))
+             and n.endswith("Error")}
     assert about - errors.NO_CREDENTIALS == set()
+
+
+def test_every_error_of_botocore_about_this_machines_settings_is_a_persons_and_those_of_a_connection_pass():
+    """Repeated, a setting stays wrong: `up` would ask in vain, and speak of the network."""
+    from botocore import exceptions
+
+    ours = {n for n in dir(exceptions) if n.startswith(("Invalid", "Unknown", "Endpoint", "MissingDep", "Config"))
+            and isinstance(kind := getattr(exceptions, n), type) and issubclass(kind, exceptions.BotoCoreError)
+            and not issubclass(kind, (exceptions.ConnectionError, exceptions.HTTPClientError))}
+    of_its_insides = {"InvalidExpressionError", "UnknownClientMethodError", "UnknownServiceStyle", "UnknownKeyError",
+                      "UnknownParameterError", "UnknownEndpointResolutionBuiltInName", "EndpointProviderError"}
+    passing = {n for n in ours - of_its_insides
+               if not isinstance(connection_error("aws us-east-1", n, "so"), NeedsPerson)}
+    assert passing == set()
+    for kind in ("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ProxyConnectionError",
+                 "SSLError", "IncompleteReadError"):
+        assert not isinstance(connection_error("aws us-east-1", kind, "so"), NeedsPerson)
+
+
+def test_credentials_of_aws_login_name_the_package_that_they_need():
+    told = connection_error("aws us-east-1", "MissingDependencyException", "Using the login credential provider")
+    assert isinstance(told, NeedsPerson) and told.hint.startswith("pip install 'botocore[crt]'")
 
 
 def test_codes_that_ec2s_model_calls_retryable_are_asked_again():

@@ -60,6 +60,12 @@ def test_a_machines_name_tells_its_host_its_type_and_its_market(market):
     assert len(names.machine("f" * 40 + "-ab12-123456", KIND, market)) <= 63
 
 
+def test_the_name_of_a_host_tells_its_role_with_and_without_a_group():
+    hosts = ("f-ab12-3", "f-ab12-gpu-3", "f-ab12-d-3", "f-ab12", "f-ab12-a-b-3", "g-ab12-3")
+    assert [names.of_fleet("f-ab12", host) for host in hosts] == [
+        Role.WORKER, Role.WORKER, Role.DISPATCHER, None, None, None]
+
+
 def test_a_running_machine_is_billed_from_the_end_of_its_making():
     [line] = lines([instance()], [operation("insert", 20.0)])
     assert (line.request_id, line.provider_id, line.state, line.runs) == (

@@ -6,7 +6,10 @@
 
 A request needs a token that the account's key has signed; `cloud.allowed = False` takes the account's rights, and
 `cloud.permitted` limits them to these permissions; those that were needed are in `cloud.used`. Pages of a listing have
-two keys at most. Sources: https://cloud.google.com/storage/docs/xml-api/reference-methods and
+two keys at most. `cloud.lose("POST", "uploadId")` loses the answer to the next such request, which takes effect;
+`cloud.breaks_after` is the size at which an answer breaks off, as one that takes longer than a request may, and
+`cloud.most_parts` limits the parts of an upload. Sources:
+https://cloud.google.com/storage/docs/xml-api/reference-methods and
 https://cloud.google.com/storage/docs/access-control/iam-xml.
 """
 
@@ -37,7 +40,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 ACCOUNT = "hosts@project.iam.gserviceaccount.com"
 PAGE, XML = 2, b"<?xml version='1.0' encoding='UTF-8'?>"
-LEAST_PART_BYTES = 5 << 20  # all parts but the last
+LEAST_PART_BYTES, MOST_PARTS = 5 << 20, 10_000  # all parts but the last; numbers of parts
 SCOPE = re.compile(r"https://www\.googleapis\.com/auth/(devstorage\.(read_write|full_control)|cloud-platform)")
 QUERIES = {"list-type", "prefix", "delimiter", "continuation-token", "start-after", "max-keys", "uploads", "uploadId",
            "partNumber", "generation"}
@@ -84,6 +87,8 @@ class CloudStorage:
         self.objects: dict[tuple[str, str], StoredObject] = {}
         self.uploads: dict[str, tuple[tuple[str, str], dict[int, bytes]]] = {}
         self.requests: list[tuple[str, str]] = []
+        self.most_parts, self.breaks_after = MOST_PARTS, 1 << 40
+        self._lost: list[tuple[str, str]] = []
         self.permitted: frozenset[str] | None = None  # None: all
         self.used: set[str] = set()
         self._lock, self._count = threading.Lock(), itertools.count(1)
@@ -106,6 +111,17 @@ class CloudStorage:
         return {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps({
             "type": "service_account", "client_email": account, "private_key_id": "1", "gcs_base_url": url,
             "private_key": _key().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()})}
+
+    def lose(self, method: str, word: str) -> None:
+        """Lose the answer to the next request with that word in its URL."""
+        self._lost.append((method, word))
+
+    def is_lost(self, method: str, url: str) -> bool:
+        with self._lock:
+            found = next((rule for rule in self._lost if rule[0] == method and rule[1] in url), None)
+            if found:
+                self._lost.remove(found)
+            return found is not None
 
     def answer(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
         with self._lock:
@@ -203,7 +219,7 @@ class CloudStorage:
         if of != key:
             raise StorageRefusal(404, "NoSuchUpload")
         if method == "PUT":
-            if not 1 <= int(query["partNumber"]) <= 10_000:
+            if not 1 <= int(query["partNumber"]) <= self.most_parts:
                 raise StorageRefusal(400, "InvalidArgument")
             parts[int(query["partNumber"])] = body
             return 200, {"ETag": _etag(body)}, b""
@@ -232,6 +248,8 @@ def _whole(parts: Mapping[int, bytes], body: bytes) -> bytes:
 
 
 def _read(held: StoredObject, headers: Mapping[str, str]) -> Answer:
+    if headers.get("if-match", held.etag) != held.etag:
+        raise StorageRefusal(412, "PreconditionFailed")
     asked = re.fullmatch(r"bytes=(\d*)-(\d*)", headers.get("range", ""))
     if asked is None:
         return 200, held.headers(), held.content
@@ -283,13 +301,17 @@ def _handler(cloud: CloudStorage) -> type[BaseHTTPRequestHandler]:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             lowered = {name.lower(): value for name, value in self.headers.items()}
             status, headers, answer = cloud.answer(self.command, self.path, lowered, body)
+            if cloud.is_lost(self.command, self.path):
+                self.close_connection = True
+                return
             self.send_response_only(status)
             for name, value in headers.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(answer)))
             with contextlib.suppress(ConnectionError):  # the caller may have gone
                 self.end_headers()
-                self.wfile.write(b"" if self.command == "HEAD" else answer)
+                self.wfile.write(b"" if self.command == "HEAD" else answer[:cloud.breaks_after])
+                self.close_connection |= len(answer) > cloud.breaks_after
 
         do_HEAD = do_POST = do_PUT = do_DELETE = do_GET
 

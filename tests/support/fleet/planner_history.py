@@ -38,13 +38,14 @@ class PlannerSim:
     """World with the state that the faults need."""
 
     cloud_type: type[Cloud] = Cloud
+    world_type: type[World] = World
 
     def __init__(self, rng: random.Random) -> None:
         billing = rng.choice([BillingRules(1), BillingRules(60), BillingRules(60, 300)])
-        self.world = World(rng.randint(0, 4), behavior=rng.choice(["terminate", "stop"]),
-                           rules=market_rules(billing, capacity=rng.randint(1, 3), boot_s=rng.choice([0.0, 2.0, 40.0]),
-                                              beside=True),
-                           cloud_type=self.cloud_type)
+        self.world = self.world_type(
+            rng.randint(0, 4), behavior=rng.choice(["terminate", "stop"]),
+            rules=market_rules(billing, capacity=rng.randint(1, 3), boot_s=rng.choice([0.0, 2.0, 40.0]), beside=True),
+            cloud_type=self.cloud_type)
         self.log: list[str] = []
         self.world.calls = Calls(rng.choice([1, 1, 2, 16]), lambda method, each: _overlap(rng, method, each))
 

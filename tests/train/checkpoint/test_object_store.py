@@ -77,6 +77,24 @@ def test_what_ranks_write_to_a_store_is_restored_and_read_by_torch_where_it_lies
     assert [p.name for p in (tmp_path / "here").iterdir()] == ["lock"]  # nothing else is left of the restoring
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_store_knows_before_how_large_a_file_may_become(alone, monkeypatch, url, world):
+    """It divides a large one into parts, whose number is limited."""
+    told: list[int] = []
+    put = ObjectStore.put
+
+    def noted(store, key, chunks, **limits):
+        digest = put(store, key, chunks, **limits)
+        if key.endswith(".distcp"):
+            told.append(limits["at_most"] - sum(e.bytes for e in store.list(key)))
+        return digest
+
+    monkeypatch.setattr(ObjectStore, "put", noted)
+    _, _, state = odd_state(alone)
+    write(state, url, world)
+    assert len(told) == world and all(0 <= more < 4096 * len(state.tensors()) for more in told)
+
+
 @pytest.fixture(params=["s3", "gs"])
 def bucket(request, monkeypatch) -> str:
     """A bucket of a server on this machine, in the environment as a worker finds it."""
@@ -120,8 +138,8 @@ def test_killed_after_any_write_there_is_the_older_checkpoint_or_the_new_one_and
     put, drop, left = ObjectStore.put, ObjectStore.delete, itertools.count()
 
     def until_killed(do):
-        def done(self, *args):
-            result = do(self, *args)
+        def done(self, *args, **limits):
+            result = do(self, *args, **limits)
             if next(left) == at:
                 raise Killed
             return result

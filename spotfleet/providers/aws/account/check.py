@@ -21,7 +21,7 @@ from spotfleet.model import CloudState, FleetSpec, Need, Nodes, Offer, Role
 from spotfleet.providers import Finding
 from spotfleet.providers.aws import describe, images, offers, reserved
 from spotfleet.providers.aws import types as catalog
-from spotfleet.providers.aws.account import disk_key, identity, network, permissions, queue, quotas, ssh_ingress
+from spotfleet.providers.aws.account import bucket, disk_key, identity, network, permissions, queue, quotas, ssh_ingress
 from spotfleet.providers.aws.mapping import errors, names, policies
 from spotfleet.providers.aws.session import INSTALL, Account
 from spotfleet.providers.kit import checks
@@ -55,7 +55,7 @@ def findings(account: Account, spec: FleetSpec | None) -> Iterator[Finding]:
         return
     yield from checks.findings(
         {"permissions": lambda: permissions.findings(account, spec), "spot role": lambda: _spot_role(account),
-         "named things": lambda: _named(account), "checkpoints": lambda: _bucket(account),
+         "named things": lambda: _named(account), "checkpoints": lambda: bucket.findings(account),
          "base": lambda: _base(account, spec), "notices": lambda: _notices(account),
          "reserved": lambda: reserved.findings(account, spec.any_of if spec else ())},
         account.regions, lambda region: _want(account, spec, region),
@@ -173,51 +173,6 @@ def _there(key: str, name: str, ask: Callable[[], object]) -> Finding:
             raise
         return Finding(f"{key} names {name}, which is not there", "blocker", f"correct `{key}`, or leave it out")
     return Finding(f"{key}: {name} is there")
-
-
-def _bucket(account: Account) -> Iterator[Finding]:
-    target = account.settings.target
-    if not target.startswith("s3://"):
-        return
-    bucket = target.removeprefix("s3://").partition("/")[0]
-    try:
-        answer = account.client("s3").head_bucket(Bucket=bucket)
-    except SpotfleetError as error:
-        match errors.code(error):
-            case "404" | "NoSuchBucket":
-                yield Finding(f"there is no bucket {bucket}", "blocker",
-                              f"aws s3 mb s3://{bucket} --region {account.home_region}; or correct `checkpoint.target`")
-            case "403":
-                yield Finding(f"you may not read bucket {bucket}; the first checkpoint shows whether hosts may "
-                              "write there", "warning", "if it is another account's, its owner must allow the "
-                              "fleet's hosts what `spotfleet check aws --policy host FILE` prints")
-            case _:
-                raise
-        return
-    region = answer.get("BucketRegion") or answer["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region", "")
-    if region and region not in account.regions:
-        yield Finding(f"bucket {bucket} is in {region}, the fleet in {', '.join(account.regions)}: each checkpoint is "
-                      "paid for as traffic between regions", "warning", "use a bucket in the fleet's region")
-    else:
-        yield Finding(f"bucket {bucket} answers; the first checkpoint shows whether hosts may write there")
-    yield from _bucket_key(account, bucket)
-
-
-def _bucket_key(account: Account, bucket: str) -> Iterator[Finding]:
-    """Name the customer's key of a bucket: without rights to it, a host's first checkpoint is denied."""
-    try:
-        key = identity.target_key(account)
-    except SpotfleetError as error:
-        yield Finding(f"the encryption of bucket {bucket} cannot be read: {error}", "warning",
-                      "if a KMS key encrypts it, allow s3:GetEncryptionConfiguration before `up`, which then gives "
-                      "hosts the rights to the key")
-        return
-    if key and (profile := account.settings.spec.host_profile):
-        yield Finding(f"{key} encrypts bucket {bucket}", "warning",
-                      f"the role of `aws.host_profile` {profile} must allow kms:GenerateDataKey and kms:Decrypt for it")
-    elif key:
-        yield Finding(f"{key} encrypts bucket {bucket}; `up` gives hosts the rights to it, and the key's policy must "
-                      "leave that to the account's roles")
 
 
 def _notices(account: Account) -> Iterator[Finding]:

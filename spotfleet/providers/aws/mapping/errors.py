@@ -168,10 +168,19 @@ NO_CREDENTIALS = frozenset({
     "UnauthorizedSSOTokenError", "TokenRetrievalError", "SSOError", "NoAuthTokenError", "MetadataRetrievalError",
     "PendingAuthorizationExpiredError", "RefreshWithMFAUnsupportedError", "InfiniteLoopConfigError",
     "UnknownCredentialError", "UnknownTokenProviderError", "LoginRefreshRequired", "LoginTokenLoadError",
-    "LoginInsufficientPermissions",
+    "LoginInsufficientPermissions", "LoginError", "LoginAuthorizationCodeError",
 })  # fmt: skip
-OUR_WORDS = frozenset({"ParamValidationError", "InvalidRegionError", "NoRegionError", "UnknownServiceError",
-                       "InvalidConfigError", "ConfigParseError", "InvalidEndpointConfigurationError", "ValueError"})
+OUR_WORDS = frozenset({
+    "ParamValidationError", "InvalidRegionError", "NoRegionError", "UnknownServiceError", "InvalidConfigError",
+    "ConfigParseError", "ConfigNotFound", "InvalidEndpointConfigurationError", "ValueError", "InvalidDefaultsMode",
+    "InvalidRetryModeError", "InvalidMaxRetryAttemptsError", "InvalidRetryConfigurationError",
+    "InvalidIMDSEndpointError", "InvalidIMDSEndpointModeError", "InvalidProxiesConfigError",
+    "InvalidChecksumConfigError", "InvalidSTSRegionalEndpointsConfigError", "InvalidS3AddressingStyleError",
+    "InvalidEndpointDiscoveryConfigurationError", "InvalidS3UsEast1RegionalEndpointConfigError", "UnknownRegionError",
+    "UnknownEndpointError", "UnknownFIPSEndpointError", "EndpointVariantError", "EndpointResolutionError",
+    "InvalidDNSNameError", "InvalidHostLabelError", "UnsupportedSignatureVersionError", "UnknownSignatureVersionError",
+})  # fmt: skip
+MISSING = "MissingDependencyException"  # credentials of `aws login` need one
 
 
 def _by_shape(code: str) -> Reaction | None:
@@ -199,6 +208,9 @@ def connection_error(where: str, kind: str, message: str, origin: RequestOrigin 
     if kind in NO_CREDENTIALS:
         hint = LOGIN.replace("{profile}", origin.option) if origin.laptop else ROLE
         return NeedsPerson(f"{where}: no valid credentials: {short(message)}", hint=hint)
+    if kind == MISSING:
+        return NeedsPerson(f"{where}: {short(message)}", hint="pip install 'botocore[crt]'; or other credentials, by "
+                           f"`aws configure{origin.option}` or `aws sso login{origin.option}`")
     if kind in OUR_WORDS:
         return NeedsPerson(f"{where}: {short(message)}",
                            hint=f"see section `aws` of the fleet file, and `aws configure list{origin.option}`")

@@ -146,7 +146,8 @@ def laptop(scope: Scope) -> dict[str, Any]:
            _allow("ReadBases", ["ssm:GetParameter"], [
                f"arn:{scope.partition}:ssm:{region}:{scope.account}:parameter{names.parameter(ANY)}"
                for region in scope.places])] if scope.on_base else []),
-        *([_allow("LookForBucket", ["s3:GetEncryptionConfiguration", "s3:ListBucket"], [_bucket(scope)])]
+        *([_allow("LookForBucket", ["s3:GetBucketVersioning", "s3:GetEncryptionConfiguration",
+                                    "s3:GetLifecycleConfiguration", "s3:ListBucket"], [_bucket(scope)])]
           if scope.target.startswith("s3://") else []),
         *_key(scope),
     ])

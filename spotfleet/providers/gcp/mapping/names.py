@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 
-from spotfleet.model import Market, Role
+from spotfleet.model import GROUP_NAME, Market, Role
 from spotfleet.providers.kit.mapping.names import (
     DISPATCHER_PORT,
     FLEET,
@@ -61,7 +61,7 @@ def sold(name: str, kinds: Iterable[str]) -> tuple[str, Market] | None:
 
 def of_fleet(fleet: str, request_id: str) -> Role | None:
     """Return the role of a host by its request_id; None for a host of another fleet."""
-    found = re.fullmatch(rf"{re.escape(fleet)}-(d-)?\d+", request_id)
+    found = re.fullmatch(rf"{re.escape(fleet)}-(?:(d)-|{GROUP_NAME}-)?\d+", request_id)
     return None if found is None else Role.DISPATCHER if found[1] else Role.WORKER
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from spotfleet.model import CheckpointSpec, FleetSpec, Market, Need, Nodes
 from spotfleet.providers import Finding
-from spotfleet.providers.aws.account import check, permissions, quotas
+from spotfleet.providers.aws.account import bucket, check, permissions, quotas
 from spotfleet.providers.aws.mapping import policies
 from spotfleet.providers.aws.section.spec import AwsNetwork
 from spotfleet.providers.aws.session import INSTALL, account_of
@@ -374,8 +374,50 @@ def test_the_checkpoints_bucket_is_looked_at(cloud, region: str, level: str, wor
     account = account_of({"endpoint_url": cloud.url, "target": "s3://runs/g5", "secret": region,
                           "aws": '{"regions": ["us-east-1"], "ssh_from": ["198.51.100.0/24"]}'})
     spec = FleetSpec("g5", provider="aws", any_of=G5.any_of, checkpoint=CheckpointSpec(target="s3://runs/g5"))
-    (found,) = [f for f in check.findings(account, spec) if f.about == "checkpoints"]
+    found = next(f for f in check.findings(account, spec) if f.about == "checkpoints")
     assert (found.level, word in found.what) == (level, True), found
+
+
+def lifecycle_rule(**rule: Any) -> dict[str, Any]:
+    return {"ID": "one", "Status": "Enabled", "Filter": {"Prefix": ""}, **rule}
+
+
+ABORTS = {"AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 2}}
+FORGETS = {"NoncurrentVersionExpiration": {"NoncurrentDays": 3}}
+
+
+@pytest.mark.parametrize("versioned, rules, words", [
+    (False, [], ["ends incomplete uploads"]),
+    (True, [], ["keeps each version", "ends incomplete uploads"]),
+    (False, [lifecycle_rule(**ABORTS)], []),
+    (True, [lifecycle_rule(**ABORTS)], ["keeps each version"]),
+    (True, [lifecycle_rule(**ABORTS, **FORGETS, Filter={"Prefix": "g5/"})], []),
+    (True, [lifecycle_rule(**ABORTS, **FORGETS, Filter={"Prefix": "logs/"})],
+     ["keeps each version", "ends incomplete uploads"]),
+    (True, [lifecycle_rule(**ABORTS, **FORGETS, Status="Disabled")], ["keeps each version", "ends incomplete uploads"]),
+    (True, [lifecycle_rule(**FORGETS, Filter={"And": {"Prefix": "", "Tags": [{"Key": "a", "Value": "b"}]}}),
+            lifecycle_rule(**ABORTS, ID="two")], ["keeps each version"]),
+])
+def test_a_bucket_that_keeps_what_the_fleet_removes_is_named(cloud, versioned: bool, rules: list[Any],
+                                                             words: list[str]):
+    """Checkpoints of a large model in a versioned bucket cost more within a day than its machines."""
+    s3 = cloud.client("s3")
+    s3.create_bucket(Bucket="runs")
+    if versioned:
+        s3.put_bucket_versioning(Bucket="runs", VersioningConfiguration={"Status": "Enabled"})
+    if rules:
+        s3.put_bucket_lifecycle_configuration(Bucket="runs", LifecycleConfiguration={"Rules": rules})
+    account = account_of({"endpoint_url": cloud.url, "target": "s3://runs/g5"})
+    found = [f for f in bucket.findings(account) if f.level == "warning"]
+    assert [word in f.what for f, word in zip(found, words, strict=True)] == [True] * len(words), found
+
+
+def test_rules_of_a_bucket_that_may_not_be_read_are_no_obstacle(cloud):
+    cloud.client("s3").create_bucket(Bucket="runs")
+    cloud.deny(cloud.owner, {"s3:GetLifecycleConfiguration"})
+    (found,) = [f for f in bucket.findings(account_of({"endpoint_url": cloud.url, "target": "s3://runs/g5"}))
+                if f.level == "warning"]
+    assert "cannot be read" in found.what and "allow s3:GetBucketVersioning" in found.fix
 
 
 def test_a_buckets_own_key_is_named_and_who_gets_the_right_to_use_it(cloud):

@@ -263,6 +263,9 @@ def _s3_operation(environ: dict[str, Any]) -> str:
         return "DeleteObject"
     if environ.get("QUERY_STRING", "").startswith("encryption"):
         return {"GET": "GetEncryptionConfiguration"}.get(method, "PutEncryptionConfiguration")
+    for word, kind in (("versioning", "BucketVersioning"), ("lifecycle", "LifecycleConfiguration")):
+        if environ.get("QUERY_STRING", "").startswith(word):
+            return {"GET": f"Get{kind}"}.get(method, f"Put{kind}")
     return {"GET": "ListBucket", "HEAD": "ListBucket", "PUT": "CreateBucket", "DELETE": "DeleteBucket"}.get(
         method, method
     )

@@ -1,0 +1,69 @@
+"""Checkpoints of runs on a Ray cluster, with all workers killed at once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotfleet.errors import SpotfleetError
+from spotfleet.ray import ElasticExecutor
+from spotfleet.ray.run.checkpoints import newest, target_of
+from tests.ray.conftest import eventually
+from tests.ray.test_elastic_executor import Run, steps
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+
+def kept(folder: Path) -> int:
+    found = newest(target_of(str(folder), 1.0))
+    return found.version if found is not None else 0
+
+
+def begins(folder: Path, run: Run, before: set[int], workers: int) -> list[int]:
+    """Return the first step of each new process, once there are as many of them."""
+    def first() -> list[int]:
+        assert run.error is None, run.error
+        return [rows[0][1] for pid, rows in steps(folder).items() if pid not in before and rows]
+
+    return eventually(lambda: (found := first()) and len(found) == workers and found)
+
+
+def test_a_run_whose_workers_are_all_lost_goes_on_from_its_newest_checkpoint(cluster, shut_down, tmp_path):
+    """And so does one whose driver was lost: the same call again, here with another number of workers."""
+    target = tmp_path / "kept"
+
+    def begin(workers: int) -> tuple[Any, Run]:
+        executor = shut_down(ElasticExecutor(min_workers=workers, max_workers=workers, cpus_per_worker=0.5,
+                                             checkpoint_target=str(target), checkpoint_every_s=0.5))
+        executor.start()
+        return executor, Run(executor, tmp_path)
+
+    executor, run = begin(2)
+    run.trains_on(2)
+    eventually(lambda: kept(target) >= 20)
+    before, version = set(steps(tmp_path)), kept(target)
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    first, other = begins(tmp_path, run, before, 2)
+    assert version <= first == other <= max(r[1] for p in before for r in steps(tmp_path)[p])
+    eventually(lambda: kept(target) > first + 20)
+
+    executor.shutdown()
+    with pytest.raises(SpotfleetError, match="shut down while it trained"):
+        run.ends()
+    (tmp_path / "stop").unlink()
+    before, version = set(steps(tmp_path)), kept(target)
+    executor, run = begin(1)
+    assert begins(tmp_path, run, before, 1)[0] >= version
+    assert executor.changes[0].startswith("begins with the checkpoint of version ")
+    assert len(run.ends()) == 1
+    assert len([f for f in target.iterdir() if (f / ".metadata").exists()]) in (1, 2)
+    for folder in Path(tempfile.gettempdir()).glob("spotfleet-ray-*"):  # of the workers that were killed
+        assert [f.name for f in folder.iterdir()] == ["lock"]
+        shutil.rmtree(folder)
