@@ -47,7 +47,7 @@ class Boot:
 class LaunchRequest:
     """Request for one host."""
 
-    request_id: str
+    request_id: str  # FLEET-N, FLEET-GROUP-N for a host of a named group, FLEET-d-N for a dispatcher
     fleet: str
     role: Role
     offer: Offer

@@ -106,7 +106,7 @@ function drawHead() {
     document.title = `${f.fleet}: ${f.state}`;
     text($("name"), f.fleet); text($("state"), f.state); text($("why"), f.why);
     $("state").className = "badge " + (f.state === "up" ? "good" : f.state === "down" ? "" : "wait");
-    const tiles = [["Hosts up", `${up} of ${f.target}`, `from ${f.min} to ${f.max}, ${count(workers.length, "host")} in all`],
+    const tiles = [["Hosts up", `${up} of ${f.wanted ?? f.target}`, `from ${f.min} to ${f.max}, ${count(workers.length, "host")} in all`],
         ["Burn", money(f.burn_micros_h) + "/h", f.on_demand_burn_micros_h ? `on demand ${money(f.on_demand_burn_micros_h)}/h` : ""],
         ["Spent", f.spent_micros == null ? "…" : money(f.spent_micros), f.policy?.max_micros ? `of ${money(f.policy.max_micros, 2)}` : `in ${span(now() - f.since)}`]];
     if (f.spent_micros && f.on_demand_spent_micros) {
@@ -380,7 +380,7 @@ function drawHost() {
     $("host").hidden = !h;
     if (!h) return;
     const ranks = [...fleet.workers].flatMap(([job, of]) => of.filter(w => w[0].startsWith(h.host + "/")).map(([worker, rank, stage]) => [job, worker, rank, stage]));
-    const facts = [["state", `${nameOf(stateOf(h))} for ${span(now() - h.since)}`], ["why", whyOf(h)], ["pool", h.pool], ["address", h.address],
+    const facts = [["state", `${nameOf(stateOf(h))} for ${span(now() - h.since)}`], ["why", whyOf(h)], ["group", h.group], ["pool", h.pool], ["address", h.address],
         ["price", `${money(h.price_micros_h)}/h, on demand ${h.on_demand_micros_h ? money(h.on_demand_micros_h) + "/h" : "unknown"}`]].filter(f => f[1]);
     const head = el("header", {}, el("h3", {}, h.host), view.act && h.role === "worker" ? el("button", {type: "button", class: "danger", onclick: () => act("drain", {host: h.host}, `Drain ${h.host}? It leaves once its workers have, and is replaced.`)}, "Drain") : null);
     const workers = ranks.map(([job, worker, rank, stage]) => el("li", {}, `${job}: ${worker}, ${rank < 0 ? stage : `rank ${rank}`} `, rank >= 0 ? el("button", {type: "button", onclick: () => showLog(job, rank)}, "Logs") : null));

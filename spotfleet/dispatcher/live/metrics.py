@@ -35,7 +35,7 @@ class Metric:
 
 METRICS = (
     Metric("hosts", "gauge", "Worker hosts by state and market."),
-    Metric("hosts_wanted", "gauge", "The target of worker hosts."),
+    Metric("hosts_wanted", "gauge", "The number of worker hosts that should exist now."),
     Metric("notices", "counter", "Notices from the cloud by kind."),
     Metric("hosts_taken", "counter", "Runs of hosts that the cloud ended."),
     Metric("jobs", "gauge", "Jobs by state."),
@@ -89,7 +89,7 @@ def _samples(status: FleetStatus, counters: Counters) -> dict[str, list[Sample]]
     live = [j for j in jobs if not JobState(j.state).ended]
     found: dict[str, list[Sample]] = {
         "hosts": _hosts(status.hosts),
-        "hosts_wanted": [({}, status.target)],
+        "hosts_wanted": [({}, status.target if status.wanted is None else status.wanted)],
         "notices": [({"kind": kind}, n) for kind, n in sorted(({"interruption": 0} | dict(counters.notices)).items())],
         "hosts_taken": [({}, counters.taken)],
         "jobs": [({"state": s.value}, sum(j.state == s.value for j in status.jobs)) for s in JobState],

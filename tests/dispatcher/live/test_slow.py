@@ -80,7 +80,7 @@ def test_a_host_whose_loss_leaves_too_few_workers_stays_and_so_does_one_that_rep
 def keeper(*views: SimpleNamespace, asked: bool = True) -> HistoryKeeper:
     """The history of a fleet with a target of three hosts, whose job has a slow worker on `h1`."""
     job = SimpleNamespace(id="j-1", membership=SimpleNamespace(members=MEMBERS), spec=SimpleNamespace(min_workers=1))
-    core = SimpleNamespace(jobs={"j-1": job}, views=lambda: views, nodes=Nodes(1, 3, 3),
+    core = SimpleNamespace(jobs={"j-1": job}, views=lambda: views, ranges={"": Nodes(1, 3, 3)},
                            journal=SimpleNamespace(last=0), policy=PolicySpec(replace_slow=asked))
     made = HistoryKeeper(core)  # type: ignore[arg-type]
     made._slow["j-1"] = SlowWorkers()
@@ -100,3 +100,11 @@ def test_one_host_at_a_time_is_replaced_while_all_are_up_and_only_if_the_file_as
     assert keeper(up, up, up, asked=False).replacement() is None
     for views in ((up, up), (up, up, view(False)), (up, up, up, drained)):
         assert keeper(*views).replacement() is None
+
+
+def test_a_fleet_whose_hosts_follow_demand_is_whole_with_those_that_it_has():
+    history = keeper(view(), view())
+    assert history.replacement() is None
+    history = keeper(view(), view())
+    history._core.ranges = {"": Nodes(0, 3, 3)}  # type: ignore[misc]
+    assert history.replacement().host == "h1"
