@@ -160,14 +160,6 @@ def test_the_token_is_on_no_command_line_and_not_in_the_home_folder(ring: RaySta
     assert not kept.exists() or token not in kept.read_text()
 
 
-def test_head_and_raylets_outlive_a_restart_of_the_dispatcher(ring: RayStage):
-    before = {p.pid for p in [*processes(HEAD), *processes(RAYLET)]}
-    processes("spotfleet.dispatcher")[0].kill()
-    wait_for("the next dispatcher's view", lambda: len(ring.nodes()) == 3, LIMIT_S)
-    assert {p.pid for p in [*processes(HEAD), *processes(RAYLET)]} == before
-    assert ring.status.report is not None and ring.status.report.starts == 1
-
-
 def test_a_notice_drains_the_node_at_once_and_its_replacement_joins_before_it_goes(ring: RayStage):
     driver = ring.fleet.ray.submit(["holds.py", "3", str(ring.stage.work / "enough")])
     wait_for("actors", lambda: b"on " in b"".join(ring.fleet.ray.logs(driver)), LIMIT_S)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from spotfleet.protocol.ray_cluster import RayNode, folder_of
+from spotfleet.protocol.ray_cluster import RayDrain, RayNode, folder_of
 from spotfleet.ray.cluster import processes, start
 from spotfleet.ray.cluster.observer import Drainer
 from spotfleet.ray.cluster.raylet import node_of
@@ -76,6 +77,30 @@ def test_a_host_offers_what_its_variables_allow():
                      "SPOTFLEET_RAY_STORE": "0.000001"})
     assert (found.host, found.cpus, found.gpus) == ("f-1", 3, 1) and 0 < found.store_bytes < 10 << 20
     assert node_of({"SPOTFLEET_RAY_HOST": "f-1"}).cpus == len(os.sched_getaffinity(0))
+
+
+class Asked:
+    """A GCS that takes drains, and refuses to end nodes that are busy."""
+
+    def __init__(self, *busy: str) -> None:
+        self.busy, self.asked = busy, []
+
+    def drain(self, node_id: str, why: str, left_s: float, *, idle_only: bool) -> str:
+        self.asked.append((node_id, idle_only))
+        return "it is no longer idle" if idle_only and node_id in self.busy else ""
+
+
+def test_a_host_that_is_given_back_ends_if_idle_and_else_drains_and_a_noticed_one_drains_at_once():
+    drainer, gcs = Drainer(), Asked("busy")
+    drainer.wanted = {"f-1": RayDrain("f-1", 60.0, idle_only=True), "f-2": RayDrain("f-2", 60.0, idle_only=True),
+                      "f-3": RayDrain("f-3", 90.0)}
+    nodes = (RayNode("head"), RayNode("idle", "f-1"), RayNode("busy", "f-2"), RayNode("noticed", "f-3"),
+             RayNode("stays", "f-4"))
+    assert drainer.ask(gcs, nodes)
+    assert gcs.asked == [("idle", True), ("busy", True), ("busy", False), ("noticed", False)]
+    gcs.asked.clear()
+    assert not drainer.ask(gcs, tuple(replace(n, draining=n.host in drainer.wanted) for n in nodes[2:]))
+    assert not gcs.asked
 
 
 def test_the_folder_of_a_cluster_follows_from_its_token_and_leaves_room_for_sockets():

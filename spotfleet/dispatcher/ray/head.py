@@ -50,6 +50,8 @@ class HeadLink:
 
     async def match(self, token: str, address: str, wish: RayWish) -> None:
         """Have a supervisor run for this cluster, and send it what is wanted."""
+        if self._token and token != self._token:
+            await self.clear()  # another cluster's head
         self._token, self._address = token, address
         if self._writer is None and not await self._connect():
             self._start()

@@ -168,7 +168,10 @@ class HeadSupervisor:
             try:
                 await self._pass_on()
                 while line := await process.stdout.readline():
-                    self._take(load(RayState, line))
+                    try:
+                        self._take(load(RayState, line))
+                    except ValueError as error:  # a line that Ray printed
+                        log.warning("observer: %s", error)
             finally:
                 await _end(process)
             await asyncio.sleep(AGAIN_S)

@@ -1,0 +1,107 @@
+"""The dispatcher's link to the supervisor of the Ray head, which here finds no Ray: start, loss, takeover, end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from secrets import token_hex
+
+import psutil
+import pytest
+
+from spotfleet.dispatcher.ray import head
+from spotfleet.dispatcher.ray.head import HeadLink
+from spotfleet.protocol.ray_cluster import RayWish, folder_of
+from tests.conftest import RUN_MARK
+
+MODULE = "tests.support.ray.head_without_ray"
+ADDRESS = "127.0.0.3:6379"  # nothing listens there
+
+
+def supervisors() -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if MODULE in process.cmdline() and process.environ().get(RUN_MARK) == os.environ[RUN_MARK]:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+async def reported(link: HeadLink, token: str) -> None:
+    end = time.monotonic() + 60
+    while link.report is None:
+        assert time.monotonic() < end, link.problem
+        await link.match(token, ADDRESS, RayWish())
+        await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Callable[[], HeadLink], str],
+                                                                                Awaitable[None]]], None]:
+    """Runs a scene with a maker of links; what they started has ended afterwards."""
+    monkeypatch.setattr(head, "MODULE", MODULE)
+
+    def run(scene: Callable[[Callable[[], HeadLink], str], Awaitable[None]]) -> None:
+        async def main() -> None:
+            token = token_hex(32)
+            try:
+                await scene(lambda: HeadLink(tmp_path / "ray.log", lambda: None), token)
+            finally:
+                last = HeadLink(tmp_path / "ray.log", lambda: None)
+                last._token, last._address = token, ADDRESS
+                await last.clear()
+            assert not supervisors() and not Path(folder_of(token)).exists()
+
+        asyncio.run(main())
+
+    return run
+
+
+def test_without_ray_the_head_says_what_to_install(play):
+    async def scene(made: Callable[[], HeadLink], token: str) -> None:
+        link = made()
+        await reported(link, token)
+        assert link.report is not None and not link.report.state.up
+        assert "Ray is not installed on the dispatcher's machine" in link.report.state.problem
+        assert "[ray]" in link.report.state.problem
+        await link.clear()
+        assert not supervisors() and not Path(folder_of(token)).exists() and not link.active
+
+    play(scene)
+
+
+def test_the_next_dispatcher_goes_on_with_the_same_head(play):
+    async def scene(made: Callable[[], HeadLink], token: str) -> None:
+        first, second = made(), made()
+        await reported(first, token)
+        before = [p.pid for p in supervisors()]
+        first.forget()
+        await reported(second, token)
+        assert [p.pid for p in supervisors()] == before and len(before) == 1
+        assert first._process is not None
+        await second.clear()
+        first._process.wait(30)
+
+    play(scene)
+
+
+def test_a_supervisor_that_is_killed_is_reported_and_started_anew(play):
+    async def scene(made: Callable[[], HeadLink], token: str) -> None:
+        link = made()
+        await reported(link, token)
+        before = supervisors()[0]
+        before.kill()
+        end = time.monotonic() + 30
+        while link.report is not None and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        assert link.report is None and link.problem == "the supervisor of the Ray head has ended"
+        await reported(link, token)
+        assert supervisors()[0].pid != before.pid
+        await link.clear()
+
+    play(scene)
