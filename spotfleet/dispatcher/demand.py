@@ -91,7 +91,9 @@ class DemandController:
         working = {n.host for n in state.nodes if n.idle_s <= 0} if state.up else self._hosts_of(job)
         self._machines.groups.outside = OutsideDemand(wished, frozenset(working))
         if job is not None:
-            job.sizing.asked = max(1, sum(w.hosts for w in wished.values()))
+            needed = sum(w.hosts for w in wished.values())
+            has = sum(h.in_ray and not h.held for g in groups for h in g.staying)  # the schedule takes none of these
+            job.sizing.asked, job.sizing.least = max(1, needed, has), min(job.spec.min_workers, needed)
 
     def _planned_for(self, states: tuple[RayState, ...], groups: list[DemandGroup], most: int | None,
                      now: float) -> DemandPlan:

@@ -25,8 +25,9 @@ class Scene:
 
     def __init__(self, hosts: int = 0, nodes: Nodes = Nodes(0, 4, 4), *, job: bool = True, most: int = 4) -> None:
         self.views = [SimpleNamespace(host=_host(f"h-{n}"), closed=False) for n in range(hosts)]
-        self.job = SimpleNamespace(spec=SimpleNamespace(kind=RAY_KIND, max_workers=most), state=JobState.RUNNING,
-                                   sizing=SimpleNamespace(asked=0), workers=SimpleNamespace(hosts=set))
+        spec = SimpleNamespace(kind=RAY_KIND, min_workers=1, max_workers=most)
+        self.job = SimpleNamespace(spec=spec, state=JobState.RUNNING, sizing=SimpleNamespace(asked=0, least=1),
+                                   workers=SimpleNamespace(hosts=set))
         self.events: list[Any] = []
         self.accepts: set[str] = set()
         self.groups = SimpleNamespace(outside=OutsideDemand(), offered={"": (SMALL,)}, of_jobs=lambda: {"": 0})
@@ -116,9 +117,22 @@ def test_rays_job_gets_just_the_hosts_that_its_demand_makes_and_no_more_than_its
     scene = Scene(most=3)
     scene.look(waits(2))
     scene.look(waits(2))
-    assert scene.job.sizing.asked == 2
+    assert (scene.job.sizing.asked, scene.job.sizing.least) == (2, 1)
     scene.look(waits(9))
     assert scene.look(waits(9)) == 3
+
+
+def test_a_cluster_without_demand_begins_without_a_host_so_that_other_jobs_get_theirs_first():
+    scene = Scene()
+    scene.look(RayState(True))
+    assert scene.job.sizing.least == 0
+
+
+def test_a_job_that_waits_takes_no_host_with_rays_work():
+    scene = Scene(4)
+    scene.groups.of_jobs = lambda: {"": 2}
+    scene.look(RayState(True, tuple(idle(f"h-{n}", 0.0) for n in range(4))))
+    assert scene.job.sizing.asked == 4
 
 
 def test_a_host_that_has_just_begun_to_leave_is_not_kept_by_having_worked_a_moment_ago():
