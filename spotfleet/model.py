@@ -234,6 +234,7 @@ class Nodes:
 
 
 GROUP_NAME = "[a-z][a-z0-9]{0,11}"  # pattern: it stands in the names of hosts, between two "-"
+DISPATCHERS = "d"  # stands there in the name of a dispatcher's machine, so that no group has this name
 
 
 @dataclass(frozen=True)

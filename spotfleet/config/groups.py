@@ -7,10 +7,9 @@ import re
 from spotfleet import plugins
 from spotfleet.config.document import Document
 from spotfleet.config.sections import AlternativeSection, FileSection, GroupSection, ResourcesSection
-from spotfleet.model import GROUP_NAME
+from spotfleet.model import DISPATCHERS, GROUP_NAME
 from spotfleet.plugins import Machines
 
-RESERVED = "d"  # in the names of machines, it stands for the dispatcher
 LONGEST = 40  # characters of FLEET-GROUP, as of a fleet's name: clouds limit the names of machines
 WHOLE_FLEET = ("disk_size", "image_id", "network_tier")
 
@@ -45,9 +44,9 @@ def refuse_existing(document: Document, file: FileSection, provider: str, traits
 
 def _check(document: Document, name: str, group: GroupSection) -> None:
     at = ("groups", name)
-    if not re.fullmatch(GROUP_NAME, name) or name == RESERVED:
-        document.add(at, f"expected a name of small letters and digits, a letter first, at most 12, not '{RESERVED}', "
-                         f"got '{name}'")
+    if not re.fullmatch(GROUP_NAME, name) or name == DISPATCHERS:
+        document.add(at, "expected a name of small letters and digits, a letter first, at most 12, not "
+                         f"'{DISPATCHERS}', got '{name}'")
     if group.nodes is None:
         document.add(at, "names no range; add `nodes: 0..4`")
     for one, place in ((group, at), *((a, (*at, "any_of", i)) for i, a in enumerate(group.any_of or []))):

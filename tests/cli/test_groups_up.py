@@ -43,8 +43,9 @@ def test_the_plan_of_a_fleet_that_begins_with_no_host_has_the_dispatcher_alone(u
 
 
 def test_the_plan_shows_each_group_and_the_hosts_that_it_begins_with(user):
-    user.write("fleet.yaml", GROUPS)
+    user.write("fleet.yaml", GROUPS + "work: 48h\n")
     out = user.ok("up fleet.yaml --plan").out
+    assert "of work will cost" not in out  # a job has the hosts of one group, and nobody knows of which
     assert "group cpu: 1..2 hosts, target 2\ngroup gpu: 0..2 hosts, target 2\n" in out
     assert "go when idle for 1m30s" in out
     rows = [line.split() for line in out.splitlines() if line[:6] in ("1 host", "2 host")]

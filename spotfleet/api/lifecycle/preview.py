@@ -149,7 +149,7 @@ def preview(spec: FleetSpec, cloud_name: str, change: PlanKind, was: FleetSpec |
                      if not any(matches(need, o) for need in group.any_of for o in offers)), ""),
         policy=spec.policy, policy_changed=was is not None and policy_changed(was, spec),
         policy_why="; ".join(f"{name}: {choice.why}" if name else choice.why for name, choice in choices.items()),
-        estimate=_estimate(spec, hosts, provider, machine, history),
+        estimate=None if spec.groups else _estimate(spec, hosts, provider, machine, history),  # a job has one of them
         sure_micros_h=_price_above_limit(spec, offers, machine.offer.price_micros_h if machine else 0),
     )
 

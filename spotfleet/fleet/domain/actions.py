@@ -6,9 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spotfleet.model import GROUP_NAME, SECOND, BootStages, Need, Notice, Offer, Role
-
-DISPATCHERS = "d"  # in the name of a dispatcher's machine, where a host has its group: no group has this name
+from spotfleet.model import DISPATCHERS, GROUP_NAME, SECOND, BootStages, Need, Notice, Offer, Role
 
 
 @dataclass(frozen=True)
