@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from spotfleet.dispatcher.cloud.group_sizes import GroupSizes
 from spotfleet.dispatcher.demand import DemandController
 from spotfleet.fleet.domain.events import DemandDecided, DemandUnmet
 from spotfleet.fleet.planner.groups import OutsideDemand
-from spotfleet.model import RAY_KIND, HostState, JobState, Market, Nodes, Offer, Role
+from spotfleet.model import RAY_KIND, FleetSpec, HostState, JobState, Market, Nodes, Offer, Role
 from spotfleet.protocol.ray_cluster import RayNode, RayRequest, RayState
 
 SMALL = Offer("local", "local", "local-a", "cpu.small", Market.SPOT, 1, 30_000, 90_000)
@@ -34,7 +35,8 @@ class Scene:
         journal = SimpleNamespace(state=SimpleNamespace(hosts=()), note=lambda *e: self.events.extend(e))
         self.core: Any = SimpleNamespace(
             ray_state=None, jobs={"ray": self.job} if job else {}, ranges={"": nodes}, views=lambda: self.views,
-            drains={}, journal=journal, unix=lambda: 0.0, tick_soon=lambda: None)
+            boot=SimpleNamespace(spec=FleetSpec("f")), drains={}, journal=journal, unix=lambda: 0.0,
+            tick_soon=lambda: None)
         machines: Any = SimpleNamespace(groups=self.groups)
         self.demand = DemandController(self.core, machines, lambda host: host in self.accepts)
 
@@ -161,3 +163,23 @@ def test_the_cheaper_group_is_used_and_a_host_is_as_its_nodes_are():
     big = RayNode("id", "h-0", {"CPU": 4.0}, {"CPU": 0.0})
     scene.look(waits(4, big))
     assert scene.look(waits(4, big)) == 2  # one host more has room for all four
+
+
+@pytest.mark.parametrize(("kind", "gpu", "task", "expected"), [
+    ("g4dn.2xlarge", "T4", {"CPU": 4.0}, 2), ("g4dn.2xlarge", "T4", {"GPU": 1.0}, 3),
+    ("unheard.large", "", {"CPU": 64.0}, 1), ("unheard.large", "T4", {"GPU": 1.0}, 1)])
+def test_before_a_node_is_up_a_host_is_as_the_catalog_has_its_machine_and_one_is_tried_of_an_unknown_kind(
+    kind: str, gpu: str, task: dict[str, float], expected: int
+):
+    scene = Scene()
+    scene.core.boot.spec = FleetSpec("f", "aws")
+    scene.groups.offered = {"": (Offer("aws", "us-east-1", "us-east-1a", kind, Market.SPOT, 1, 70_000, 1, gpu),)}
+    scene.look(waits(3, **task))
+    assert scene.look(waits(3, **task)) == expected
+
+
+def test_hosts_of_an_unknown_kind_stay_while_the_head_has_not_reported():
+    scene = Scene(3)
+    scene.core.boot.spec = FleetSpec("f", "aws")
+    scene.groups.offered = {"": (replace(SMALL, provider="aws"),)}
+    assert scene.look(None) == 3
