@@ -34,13 +34,15 @@ def test_a_job_of_a_group_brings_a_host_that_is_gone_once_it_is_idle_and_the_bil
     assert not hosts(fleet) and fleet.status().state == "up"
     refused = stage.cli("train", "counting.py", "--np", "1", ok=False).stderr
     assert "the job names none of them: cpu, gpu" in refused and "--group cpu" in refused
+    path.write_text(FILE.replace("max: 2, idle_after: 1s}, acc", "max: 3, idle_after: 1s}, acc"))
+    assert "nodes of group gpu are now 0..3, target 3" in stage.cli("up", str(path), "-y").stderr
     stage.cli("train", "counting.py", "--np", "1", "--group", "gpu", "-d", "--", "--epochs", "1", "--hurry",
               str(stage.work / "hurry"))
     (job,) = fleet.jobs()
     wait_for("training", lambda: trains(job, 1))
     (host,) = hosts(fleet)
     assert (host.group, host.pool.split("/")[2]) == ("gpu", "gpu.small")
-    assert "group gpu: 0..2 hosts, target 2; 1 wanted now" in stage.cli("status", "two").stdout
+    assert "group gpu: 0..3 hosts, target 3; 1 wanted now" in stage.cli("status", "two").stdout
     stage.hurry()
     job.wait(LIMIT_S)
     assert "counted -50.0 of -50" in output(job)
