@@ -1,23 +1,28 @@
 """Cost of an interruption on a Ray cluster: spotfleet's ElasticExecutor and Ray Train v2 in one run, on one machine.
 
-    python bench/on_ray/recovery.py [--turns N] [--events kill,node,drain] [--deadline S] [-o json] [--rows FILE]
+    python bench/on_ray/recovery.py [--turns N] [--repeat N] [--events kill,node,drain] [--deadline S] [-o json]
+                                    [--rows FILE]
 
 A head and raylets of one CPU each; three workers train the same MLP over gloo, each step writes a line to a diary. Then
 
 - kill    SIGKILL to a worker's process
 - node    SIGKILL to a raylet and all of its processes; the node does not come back (a spare one is there)
 - drain   a drain with `--deadline` seconds; then the node is killed
+- join    no event of its own: after a kill or a lost node, the third worker is back
 
-The systems take turns on one cluster, another one first in each turn; a system's workers start anew in each turn.
+Each kind of event is played `--repeat` times in a turn. The systems take turns on one cluster, another one first in
+each turn; a system's workers start anew in each turn.
 
 - spotfleet         ElasticExecutor(min_workers=2, max_workers=3)
 - train             Ray Train v2 as it comes, with ScalingConfig(num_workers=(2, 3)) and a checkpoint each 20 steps
 - train tuned       the same, its health check each second
-- train torchft     the same as `train` with TorchftConfig, where torchft can be imported
+- train torchft     Ray Train v2 with TorchftConfig, as in Ray's own example, with 3 workers: it is not elastic. Where
+                    torchft can be imported; it has no drain, since Ray's watcher of drains is off there
 
 Ray's own probes of nodes are at 1 s with 3 failures for all. *Next step* is the time from the event until each rank of
-the next membership has made a step; *pause* the time without any step; *repeated* the steps that were made again. Needs
-what Ray Train needs (pandas, pyarrow). Exit status 0 whatever the result.
+the next membership has made a step; *pause* the time without any step, for a join that around its first step;
+*repeated* the steps that were made again. Needs what Ray Train needs (pandas, pyarrow). Exit status 0 whatever the
+result. The time of a step and the weights are measured by steady.py.
 """
 
 from __future__ import annotations
@@ -49,7 +54,12 @@ RAY = {"RAY_AUTH_MODE": "disabled", "RAY_memory_monitor_refresh_ms": "0", "RAY_D
        "RAY_health_check_failure_threshold": "3", "RAY_enable_metrics_collection": "0", "OMP_NUM_THREADS": "1"}
 TUNED = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1", "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "10"}
 WORLD, NODES = 3, 4
+WORKER = "worker"  # a resource of all nodes but the head
 LIMIT_S = 240.0
+TORCHFT = "train torchft"
+TORCHFT_S = 5.0  # its collectives' limit; the example has 30 s for machines under load
+# Aims: seconds beyond a step for "join" and "drain"; parts of the others' times.
+KILL_S, JOIN_S, DRAIN_S, PART_OF_TRAIN, PART_OF_TORCHFT = 0.35, 0.25, 0.1, 0.1, 0.5
 KEEP_EVERY = 20  # steps between two checkpoints of Ray Train
 
 
@@ -158,6 +168,42 @@ def theirs(config: dict[str, str]) -> None:
                 return
 
 
+def theirs_torchft(config: dict[str, str]) -> None:
+    """Three replica groups of one worker, as in Ray's example (ray/train/v2/examples/pytorch).
+
+    torchft's own DistributedDataParallel asserts in survivors when a peer dies (torchft 0.2.0 under torch 2.13), so
+    gradients are averaged by one flat managed allreduce."""
+    import ray.train
+    import torch
+    from torchft import Manager, Optimizer, ProcessGroupGloo
+
+    rank, limit = ray.train.get_context().get_world_rank(), datetime.timedelta(seconds=TORCHFT_S)
+    net = model()
+    plain = torch.optim.SGD(net.parameters(), lr=0.01)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=limit), min_replica_size=2, timeout=limit,
+        quorum_timeout=datetime.timedelta(seconds=60), world_size=1, rank=0,
+        load_state_dict=lambda held: (net.load_state_dict(held["net"]), plain.load_state_dict(held["optimizer"])),
+        state_dict=lambda: {"net": net.state_dict(), "optimizer": plain.state_dict()},
+        replica_id=f"bench_{rank}_{os.getpid()}")
+    optimizer, node = Optimizer(manager, plain), ray.get_runtime_context().get_node_id()
+    with open(f"{config['folder']}/{os.getpid()}.steps", "a", buffering=1) as file:
+        while not os.path.exists(f"{config['folder']}/stop"):
+            step = manager.current_step()
+            optimizer.zero_grad()
+            net(torch.randn(32, 256)).square().mean().backward()
+            flat = torch.cat([p.grad.reshape(-1) for p in net.parameters()])
+            manager.allreduce(flat).wait()
+            for p, grad in zip(net.parameters(), flat.split([p.numel() for p in net.parameters()]), strict=True):
+                p.grad.copy_(grad.view_as(p))
+            optimizer.step()
+            if manager.current_step() > step and manager.is_participating():
+                world = manager.num_participants()  # a joiner takes part one step after its quorum has begun
+                write(file, step, world, 10 * manager._quorum_id + world, node)
+            time.sleep(0.02)
+    manager.shutdown()
+
+
 def run_ours(folder: Path) -> Callable[[], None]:
     from spotfleet.ray import ElasticExecutor
 
@@ -175,12 +221,13 @@ def run_theirs(folder: Path, env: dict[str, str], torchft: bool = False) -> Call
     os.environ.update(env)
     backend: Any = TorchConfig(backend="gloo")
     if torchft:
-        from ray.train.torch import TorchftConfig
+        from ray.train.v2.torch.torchft_config import TorchftConfig
 
-        backend = TorchftConfig()
+        backend = TorchftConfig(lighthouse_kwargs={"min_replicas": 2}, backend="gloo")
     trainer = TorchTrainer(
-        theirs, train_loop_config={"folder": str(folder)}, torch_config=backend,
-        scaling_config=ScalingConfig(num_workers=(2, WORLD), resources_per_worker={"CPU": 1}),
+        theirs_torchft if torchft else theirs, train_loop_config={"folder": str(folder)}, torch_config=backend,
+        scaling_config=ScalingConfig(num_workers=WORLD if torchft else (2, WORLD),
+                                     resources_per_worker={"CPU": 1, WORKER: 1}),
         run_config=RunConfig(storage_path=str(folder / "store"), failure_config=FailureConfig(max_failures=100)))
     thread = threading.Thread(target=trainer.fit, daemon=True)
     thread.start()
@@ -194,6 +241,11 @@ def run_theirs(folder: Path, env: dict[str, str], torchft: bool = False) -> Call
     return stop
 
 
+class Holder:
+    def ready(self) -> bool:
+        return True
+
+
 class Nodes:
     """The cluster."""
 
@@ -203,14 +255,33 @@ class Nodes:
 
         self._args = {"node_ip_address": ADDRESS, "object_store_memory": 80 << 20}
         self.cluster = Cluster(initialize_head=True, shutdown_at_exit=False,
-                               head_node_args={**self._args, "num_cpus": 0, "include_dashboard": False})
+                               head_node_args={**self._args, "num_cpus": 1, "include_dashboard": False})
         self.nodes: list[Any] = []
         self.whole()
         ray.init(self.cluster.address, _node_ip_address=ADDRESS, log_to_driver=False, logging_level="ERROR")
+        self._holder: Any = None
+        self.hold()
+
+    def hold(self) -> None:
+        """Use the head's CPU, so that no worker is placed there."""
+        import ray
+
+        if self._holder is None:
+            head = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+                ray.get_runtime_context().get_node_id(), soft=False)
+            self._holder = ray.remote(Holder).options(num_cpus=1, scheduling_strategy=head).remote()
+            ray.get(self._holder.ready.remote(), timeout=LIMIT_S)
+
+    def free(self) -> None:
+        """Give the head's CPU back: Ray places torchft's lighthouse there, and nowhere else."""
+        import ray
+
+        ray.kill(self._holder)
+        self._holder = None
 
     def whole(self) -> None:
         while len(self.nodes) < NODES:
-            self.nodes.append(self.cluster.add_node(num_cpus=1, **self._args))
+            self.nodes.append(self.cluster.add_node(num_cpus=1, resources={WORKER: 1}, **self._args))
 
     def lose(self, node_id: str) -> None:
         node = next((n for n in self.nodes if n.node_id == node_id), None)
@@ -280,6 +351,24 @@ def play(system: str, event: str, folder: Path, nodes: Nodes, deadline_s: float)
     return Row(system, event, max(firsts.values()) - at, found[0].at - old[-1].at, again, step_s, load)
 
 
+def joined(system: str, folder: Path, since: float) -> Row:
+    """Wait until the whole world trains again; return the pause that the last worker's entry has cost."""
+    load = os.getloadavg()[0]
+
+    def whole() -> list[Step]:
+        later = [s for s in read(folder) if s.at > since]
+        return [s for s in later if s.world == later[-1].world and s.size == WORLD] if later else []
+
+    if not wait(whole):
+        return Row(system, "join", -1, -1, -1, 0.0, load)
+    first = whole()[0]
+    old = [s for s in read(folder) if s.at < first.at]
+    made = [s.at for s in old if s.pid == old[-1].pid][-20:]
+    step_s = statistics.median(b - a for a, b in itertools.pairwise(made)) if len(made) > 1 else 0.0
+    again = max(0, max(s.step for s in old) + 1 - first.step)
+    return Row(system, "join", first.at - old[-1].at, first.at - old[-1].at, again, step_s, load)
+
+
 def turn(system: str, start: Callable[[Path], Callable[[], None]], events: list[str], nodes: Nodes,
          deadline_s: float, note: Callable[[Row], None]) -> None:
     folder = Path(tempfile.mkdtemp(prefix="ray-bench-"))
@@ -290,48 +379,93 @@ def turn(system: str, start: Callable[[Path], Callable[[], None]], events: list[
             if not wait(lambda: settled(folder)):
                 note(Row(system, event, -1, -1, -1, 0.0, os.getloadavg()[0]))
                 return
-            note(play(system, event, folder, nodes, deadline_s))
+            note(row := play(system, event, folder, nodes, deadline_s))
             if event == "drain":
                 time.sleep(deadline_s)
+            elif row.next_step_s >= 0 and (smaller := newest_world(read(folder))[0]).size < WORLD:
+                nodes.whole()
+                note(joined(system, folder, smaller.at))
     finally:
         stop()
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def p90(values: list[float]) -> float:
+    return sorted(values)[min(len(values) - 1, int(0.9 * len(values)))]
+
+
 def table(rows: list[Row]) -> str:
-    lines = ["| system | event | n | next step: median (min-max), s | pause, s | repeated | load |",
-             "|---|---|---|---|---|---|---|"]
+    lines = ["| system | event | n | next step, s: median, p90 | pause, s: median, p90 | repeated | step, s | load |",
+             "|---|---|---|---|---|---|---|---|"]
     for key in dict.fromkeys((r.system, r.event) for r in rows):
         made = [r for r in rows if (r.system, r.event) == key]
         good = [r for r in made if r.next_step_s >= 0]
         if not good:
-            lines.append(f"| {key[0]} | {key[1]} | {len(made)} | no step within {LIMIT_S:g} s | | | |")
+            lines.append(f"| {key[0]} | {key[1]} | 0 of {len(made)} | no step within {LIMIT_S:g} s | | | | |")
             continue
         times, pauses = [r.next_step_s for r in good], [r.pause_s for r in good]
         again, loads = [r.repeated for r in good], [r.load for r in made]
-        lines.append(f"| {key[0]} | {key[1]} | {len(good)} of {len(made)} | {statistics.median(times):.2f} "
-                     f"({min(times):.2f}-{max(times):.2f}) | {statistics.median(pauses):.2f} | "
-                     f"{min(again)}-{max(again)} | {min(loads):.0f}-{max(loads):.0f} |")
-    return "\n".join([*lines, "", *ratios(rows)])
+        lines.append(f"| {key[0]} | {key[1]} | {len(good)} of {len(made)} | {statistics.median(times):.2f}, "
+                     f"{p90(times):.2f} | {statistics.median(pauses):.2f}, {p90(pauses):.2f} | {min(again)}-"
+                     f"{max(again)} | {statistics.median(r.step_s for r in good):.3f} | "
+                     f"{min(loads):.0f}-{max(loads):.0f} |")
+    return "\n".join([*lines, "", *ratios(rows), "", *aims(rows)])
+
+
+def figures(rows: list[Row], event: str) -> dict[str, list[float]]:
+    """Return the seconds that count for an event, by system: pauses of planned changes, else times to the next step."""
+    return {system: [r.pause_s if event in ("drain", "join") else r.next_step_s for r in rows
+                     if (r.system, r.event) == (system, event) and r.next_step_s >= 0]
+            for system in dict.fromkeys(r.system for r in rows)}
 
 
 def ratios(rows: list[Row]) -> list[str]:
     found = []
     for event in dict.fromkeys(r.event for r in rows):
-        by = {s: [r.pause_s if event == "drain" else r.next_step_s for r in rows
-                  if (r.system, r.event) == (s, event) and r.next_step_s >= 0]
-              for s in dict.fromkeys(r.system for r in rows)}
+        by = figures(rows, event)
         if not (own := by.pop("spotfleet", [])):
             continue
-        what = "pause" if event == "drain" else "next step"
+        what = "pause" if event in ("drain", "join") else "next step"
         found += [f"- {event}: {what} of {name} / spotfleet = {statistics.median(times) / statistics.median(own):.1f}"
                   for name, times in by.items() if times]
     return found
 
 
+def aims(rows: list[Row]) -> list[str]:
+    """Return one line for each aim: kept, missed or not measured."""
+    own = [r for r in rows if r.system == "spotfleet"]
+    lost = sum(r.next_step_s < 0 for r in own)
+    lines = [f"- aim: no event of ours without a next step: {lost} of {len(own)}: {'kept' if not lost else 'MISSED'}"]
+    for event, most, beyond in (("kill", KILL_S, False), ("node", KILL_S, False), ("join", JOIN_S, True),
+                                ("drain", DRAIN_S, True)):
+        found = [(r.pause_s - r.step_s) if beyond else r.next_step_s for r in own
+                 if r.event == event and r.next_step_s >= 0]
+        lines.append(_aim(f"{event}: median {'beyond a step ' if beyond else ''}<= {most:g} s", found,
+                          lambda m, most=most: m <= most))
+    again = [float(r.repeated) for r in own if r.event == "drain" and r.repeated >= 0]
+    lines.append(_aim("drain: steps repeated <= 0", [max(again)] if again else [], lambda m: m <= 0))
+    for event in ("kill", "node"):
+        by = figures(rows, event)
+        for name, times in by.items():
+            if name != "spotfleet":
+                part = PART_OF_TORCHFT if name == TORCHFT else PART_OF_TRAIN
+                both = [statistics.median(by["spotfleet"]) / statistics.median(times)] if times and by.get(
+                    "spotfleet") else []
+                lines.append(_aim(f"{event}: spotfleet / {name} <= {part:g}", both, lambda m, part=part: m <= part))
+    return lines
+
+
+def _aim(words: str, found: list[float], holds: Callable[[float], bool]) -> str:
+    if not found:
+        return f"- aim: {words}: not measured"
+    value = statistics.median(found)
+    return f"- aim: {words}: {value:.3f} (n={len(found)}): {'kept' if holds(value) else 'MISSED'}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--events", default="kill,node,drain")
     parser.add_argument("--systems", default="spotfleet,train,train tuned,train torchft")
     parser.add_argument("--deadline", type=float, default=20.0)
@@ -346,7 +480,7 @@ def main() -> None:
     starts: dict[str, Callable[[Path], Callable[[], None]]] = {
         "spotfleet": run_ours, "train": lambda f: run_theirs(f, {}), "train tuned": lambda f: run_theirs(f, TUNED)}
     if importlib.util.find_spec("torchft"):
-        starts["train torchft"] = lambda f: run_theirs(f, {}, torchft=True)
+        starts[TORCHFT] = lambda f: run_theirs(f, {}, torchft=True)
     else:
         print("train torchft is left out: torchft cannot be imported", file=sys.stderr)
     order = [s for s in given.systems.split(",") if s in starts]
@@ -364,7 +498,13 @@ def main() -> None:
         for number in range(given.turns):
             for system in order[number % len(order):] + order[:number % len(order)]:
                 nodes.whole()
-                turn(system, starts[system], given.events.split(","), nodes, given.deadline, note)
+                events = [e for e in given.events.split(",") for _ in range(given.repeat)]
+                if system == TORCHFT:
+                    events = [e for e in events if e != "drain"]
+                    nodes.free()
+                else:
+                    nodes.hold()
+                turn(system, starts[system], events, nodes, given.deadline, note)
     finally:
         end_all(str(top))
         shutil.rmtree(top, ignore_errors=True)

@@ -26,6 +26,7 @@ RAYLET = "exec python -m spotfleet.ray.cluster.raylet"
 POLL_S = 0.5
 STOP_S = 60.0
 LOG_WAIT_S = 10.0
+GRACE_S = 15.0  # for a raylet and its processes to end, on a busy host
 
 
 def _silent(_line: str) -> None:
@@ -72,7 +73,7 @@ class RayOnFleet:
         job = JobSpec(
             name=RAY_KIND, run=RAYLET, setup=targets.with_targets(spec.setup, [*spec.file_mounts], spec.mounted),
             bundle=bundle, min_workers=least, max_workers=most, envs=dict(spec.envs), kind=RAY_KIND, per_host=True,
-            priority=request.priority, setup_timeout_s=spec.setup_timeout_s, grace_s=3.0)
+            priority=request.priority, setup_timeout_s=spec.setup_timeout_s, grace_s=GRACE_S)
         refuse_leaks(job, self._secrets)
         wait = request.wait or status.min == 0  # without a host yet, what Ray's programs ask for brings one
         return self._client.submit(job, {**self._secrets, TOKEN: token_hex(32)}, wait=wait)

@@ -183,4 +183,5 @@ def _job(submitted: JobSubmitted, events: Sequence[Event]) -> JobStatus:
         recomputed=sum(e.recomputed for e in events if isinstance(e, JobResumed)),
         step_s=next((e.step_s for e in reversed(events) if isinstance(e, JobProgress) and e.step_s), 0.0),
         min_workers=submitted.min_workers, max_workers=submitted.max_workers, age_s=last.at - submitted.at,
+        kind=submitted.job_kind,
     )

@@ -59,6 +59,7 @@ class TrainRequest:
 
 LAUNCHERS = ("elastic", "torchrun", "command")
 LONGEST_NAME = 40
+STARTER = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed")
 FILE_ENDINGS = frozenset({".pt", ".pth", ".ckpt", ".tar", ".bin", ".pkl", ".safetensors"})
 
 
@@ -139,7 +140,7 @@ def inside_folder(name: str) -> str:
 
 def kind_line(job: JobSpec, why: str) -> str:
     """Return one line about how a change of hosts acts on the job; "" for a job of unknown kind."""
-    what = f"{job.argv[0] if job.argv else 'the command'}: "
+    what = f"{job.argv[0]}: " if job.argv else ""
     because = f"; {why}" if why else ""
     if job.kind == "elastic":
         return f"{what}elastic job, training goes on through changes of hosts{because}"
@@ -221,12 +222,16 @@ def default_hosts(status: FleetStatus, request: TrainRequest) -> tuple[int, int]
 
 
 def job_name(script: str, command: str, spec: FleetSpec) -> str:
-    """Return the name of a job without one of its own: that of its script or program, else the file's.
+    """Return the name of a job without one of its own: that of its script, also behind a starter of scripts, or of its
+    program, else the file's.
 
     The dispatcher adds a number, and a word where that could be the name of a host.
     """
     words = [word for word in command.split() if "=" not in word]  # without variables in front of the program
-    text = Path(script).stem if script else Path(words[0]).stem[:LONGEST_NAME] if words else spec.name
+    program = words[0] if words else ""
+    if STARTER.fullmatch(Path(program).name):
+        program = next((word for word in words if word.endswith(".py")), program)
+    text = Path(script).stem if script else Path(program).stem[:LONGEST_NAME] if program else spec.name
     return re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-") or "job"
 
 

@@ -35,6 +35,7 @@ UNSURE_METHODS = frozenset(("system", "popen", "spawn", "execv", "execve", "exec
 LAUNCHED_NAMES = frozenset((
     "init_process_group", "init_device_mesh", "DistributedDataParallel", "FullyShardedDataParallel", "fully_shard",
     "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"))
+PLACE_NAMES = frozenset(("RANK", "LOCAL_RANK", "WORLD_SIZE"))
 LAUNCHED_PACKAGES = frozenset(("accelerate", "deepspeed", "lightning", "pytorch_lightning", "colossalai", "torchtitan"))
 # Calls that write files, and packages that write checkpoints unasked; the folders whose files are collected.
 SAVERS = frozenset(("save", "savez", "savefig", "save_pretrained", "save_model", "save_state", "save_checkpoint",
@@ -71,6 +72,7 @@ class ScriptFacts:
     names: set[str] = field(default_factory=set)  # identifiers and attributes, also inside strings that name them
     horovod: list[HorovodImport] = field(default_factory=list)  # imports that always run
     packages: set[str] = field(default_factory=set)  # top-level packages that it imports
+    spawns: bool = False  # calls spawn() of a module, as torch.multiprocessing has it
 
     @property
     def lacks_init(self) -> bool:
@@ -170,6 +172,10 @@ def remarks(facts: ScriptFacts, workers: int) -> list[str]:
         lacks = "calls no hvd.init()" if facts.trains else "does not import spotfleet.train"
         lines.append(f"it {lacks}: each of up to {workers} workers runs all of it alone; "
                      f"hint: --np 1, or {ELASTIC_HINT}")
+    if workers > 1 and facts.spawns and kind_of(facts).gang and not facts.names & PLACE_NAMES:
+        lines.append(f"it starts processes by itself (spawn) and reads no RANK: each of up to {workers} workers starts "
+                     "its own, and they do not train together; hint: --np 1, or read RANK, LOCAL_RANK and WORLD_SIZE "
+                     "as torchrun sets them, and spawn nothing")
     return [f"{facts.script}: {line}" for line in lines]
 
 
@@ -223,6 +229,7 @@ class _Reader:
                 self._facts.sure, self._facts.hides = False, True
             case ast.Attribute(attr=name) if name in UNSURE_METHODS:
                 self._facts.sure = False
+                self._facts.spawns |= name == "spawn"
             case ast.Attribute(value=ast.Name(id=owner) | ast.Attribute(attr=owner), attr=name):
                 self.calls.add((owner, name))
 

@@ -17,24 +17,36 @@ from spotfleet.cli.options import (
     CheckpointDir,
     Cluster,
     ConvertedOutput,
+    Cpus,
     Discover,
+    EngineFlag,
+    EngineValue,
     Env,
+    EnvFile,
     Everywhere,
     Format,
     FromTerraform,
+    Gpus,
     Grace,
     Group,
     Host,
+    IdleMinutes,
     Infra,
+    InstanceType,
     Interrupted,
     MaxRestarts,
+    Memory,
     Name,
+    Nics,
     NoRetry,
+    NumNodes,
     OnHost,
     Output,
     Priority,
     ResumeArgs,
+    Retry,
     Tailed,
+    UseSpot,
     Watch,
     Yes,
     call,
@@ -160,17 +172,21 @@ def launch(
     secret: Annotated[list[str] | None, typer.Option("--secret", metavar="K", show_default=False,
                                                      help="A secret variable, taken from your environment.")] = None,
     dryrun: Annotated[bool, typer.Option("--dryrun", "--dry-run", help="Only show the plan.")] = False,
-    infra: Infra = "",
+    infra: Infra = "", gpus: Gpus = "", num_nodes: NumNodes = 0, cpus: Cpus = "", memory: Memory = "",
+    instance_type: InstanceType = "", use_spot: UseSpot = None, idle: IdleMinutes = 0, env_file: EnvFile = None,
+    retry: Retry = False,
 ) -> None:
     """Start a fleet, run the file's `setup` and `run`, and show the output.
 
     The same as `up` and then `train` without a script. The fleet stays, unless --down.
     """
     call("launchers.launch", "launch", file, cluster=cluster, down=down, detach=detach, yes=yes, env=env or [],
-         secret=secret or [], dryrun=dryrun, infra=infra)
+         secret=secret or [], dryrun=dryrun, infra=infra, num_nodes=num_nodes, env_file=env_file, retry=retry,
+         resources={"accelerators": gpus, "cpus": cpus, "memory": memory, "instance_type": instance_type,
+                    "use_spot": use_spot, "autostop": {"idle_minutes": idle} if idle else None})
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@app.command(context_settings={"allow_interspersed_args": False})
 def horovodrun(
     words: Annotated[list[str] | None, typer.Argument(metavar="COMMAND", show_default=False)] = None,
     num_proc: Annotated[int, typer.Option("-np", "--num-proc", min=1, show_default=False,
@@ -195,6 +211,7 @@ def horovodrun(
     dispatcher: Annotated[str, typer.Option("--dispatcher", metavar="HOST", show_default=False,
                                             help="The machine that runs no workers; default: this one.")] = "",
     gloo: Annotated[bool, typer.Option("--gloo", hidden=True)] = False,
+    engine: EngineFlag = False, tuning: EngineValue = None, nics: Nics = "",
 ) -> None:
     """Run a script on machines over SSH, with horovodrun's flags.
 
@@ -203,7 +220,7 @@ def horovodrun(
     call("launchers.horovodrun", "main", words or [], num_proc=num_proc, min_num_proc=min_np, max_num_proc=max_np,
          slots=slots, hosts=hosts, hostfile=hostfile, script=script, reset_limit=reset_limit,
          elastic_timeout_s=elastic_timeout, timeline=timeline, verbose=verbose, output=output, ssh_port=ssh_port,
-         identity_file=identity, dispatcher=dispatcher)
+         identity_file=identity, dispatcher=dispatcher, engine=engine or bool(tuning), nics=bool(nics))
 
 
 @app.command()

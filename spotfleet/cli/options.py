@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -76,6 +77,32 @@ Priority = Annotated[int, typer.Option("--priority", metavar="N", min=-1000, max
 Group = Annotated[str, typer.Option("--group", metavar="GROUP", show_default=False,
                                     help="Use hosts of this group of the fleet file.")]
 NoRetry = Annotated[bool, typer.Option("--no-retry", help="The loss of a host fails the job.")]
+# Sizes of `launch`, as `sky launch` takes them.
+Gpus = Annotated[str, typer.Option("--gpus", metavar="NAME:COUNT", show_default=False,
+                                   help="GPUs of each host, over the file's `resources`.")]
+NumNodes = Annotated[int, typer.Option("--num-nodes", min=0, metavar="N", show_default=False,
+                                       help="Hosts, instead of the file's.")]
+Cpus = Annotated[str, typer.Option("--cpus", metavar="N[+]", show_default=False, help="Of each host.")]
+Memory = Annotated[str, typer.Option("--memory", metavar="GIB[+]", show_default=False, help="Of each host.")]
+InstanceType = Annotated[str, typer.Option("-t", "--instance-type", metavar="TYPE", show_default=False,
+                                           help="Of each host.")]
+UseSpot = Annotated[bool | None, typer.Option("--use-spot/--no-use-spot", show_default=False,
+                                              help="Spot machines, or on demand; over the file's.")]
+IdleMinutes = Annotated[int, typer.Option("-i", "--idle-minutes-to-autostop", min=0, metavar="N", show_default=False,
+                                          help="End the fleet after so many minutes without a job.")]
+EnvFile = Annotated[Path | None, typer.Option("--env-file", metavar="FILE", show_default=False,
+                                              help="Variables, a line NAME=VALUE each.")]
+Retry = Annotated[bool, typer.Option("-r", "--retry-until-up", help="Wait without a limit for the first hosts.")]
+# Flags of horovodrun that set MPI or the engine of Horovod. They are accepted, with a note.
+EngineFlag = Annotated[bool, typer.Option(
+    "--mpi", "--jsrun", "--tcp", "--disable-cache", "--hierarchical-allreduce", "--hierarchical-allgather",
+    "--torus-allreduce", "--autotune", "--timeline-mark-cycles", "--no-stall-check", "--mpi-threads-disable",
+    "--log-with-timestamp", "--prefix-output-with-timestamp", hidden=True)]
+EngineValue = Annotated[list[str] | None, typer.Option(
+    "--fusion-threshold-mb", "--cycle-time-ms", "--cache-capacity", "--log-level", "--gloo-timeout-seconds",
+    "--num-nccl-streams", "--stall-check-warning-time-seconds", "--stall-check-shutdown-time-seconds",
+    "--autotune-log-file", "--mpi-args", "--binding-args", "--thread-affinity", hidden=True)]
+Nics = Annotated[str, typer.Option("--network-interface", "--network-interfaces", "--nics", hidden=True)]
 TAIL = "spotfleet.tail"  # key in a context: the words after `--`
 
 

@@ -154,10 +154,12 @@ def _flowed(line: str, width: int) -> list[str]:
 
 
 def _wrapped(text: str, width: int, first: str, more: str) -> list[str]:
-    """Wrap at spaces; indent, unless a word fits only without indentation."""
-    if _longest(text) > width - max(len(first), len(more)):
+    """Wrap at spaces; indent, unless a word fits only without indentation. A word that is too long for any line, such
+    as a path, stays whole, so that it can be copied."""
+    if width >= _longest(text) > width - max(len(first), len(more)):
         first = more = ""
-    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=more, break_on_hyphens=False)
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=more, break_on_hyphens=False,
+                         break_long_words=False)
 
 
 def _longest(text: str) -> int:

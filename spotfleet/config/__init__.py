@@ -117,6 +117,8 @@ class Given:
     envs: Mapping[str, str] = field(default_factory=dict)  # over the file's
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     name: str = ""  # the fleet's name, instead of the file's
+    resources: Mapping[str, Any] = field(default_factory=dict)  # over the file's, and over each alternative's
+    num_nodes: int = 0  # instead of the file's `nodes` or `num_nodes`
     base: Base | None = None  # it sets what lasts longer than a run: `base.py`
     draft: bool = False  # for a plan: what is only missing before `up` is no problem yet
 
@@ -145,6 +147,7 @@ def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: boo
                          hint=f"`spotfleet convert {path} > fleet.yaml` makes one, and lists what it leaves out")
     if given.name:
         document.data["name"] = given.name
+    _put_over(document.data, given)
     if given.base is not None:
         base.merge(document, given.base)
     chosen = _with_infra(document, given.infra)
@@ -180,6 +183,22 @@ def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: boo
     found = {name: str(source) for name, source in mounts.items()}
     return FleetFile(replace(spec, workdir=str(workdir), file_mounts=found), secrets, tuple(document.notes),
                      tuple(f"{path}:{p}" for p in document.before_up), chosen, webhook=webhook)
+
+
+def _put_over(data: dict[str, Any], given: Given) -> None:
+    """Put the sizes of the command line over those of the file."""
+    if given.num_nodes:
+        data.pop("nodes", None)
+        data["num_nodes"] = given.num_nodes
+    resources = data.get("resources") or {}
+    if not given.resources or not isinstance(resources, dict):
+        return
+    replaced = {*given.resources} | ({"gpus"} if "accelerators" in given.resources else set())
+    data["resources"] = {k: v for k, v in resources.items() if k not in replaced} | dict(given.resources)
+    for key in ("any_of", "ordered"):
+        if isinstance(some := resources.get(key), list):
+            data["resources"][key] = [{k: v for k, v in one.items() if k not in replaced} if isinstance(one, dict)
+                                      else one for one in some]
 
 
 def _with_infra(document: Document, infra: str) -> bool:

@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any
 
 from spotfleet.config.document import Document, Place
+from spotfleet.config.gpus import with_memory
 from spotfleet.storage.schemes import SCHEMES, STORES
 from spotfleet.words import counted, did_you_mean
 
@@ -31,9 +32,12 @@ REFUSED = {
 }
 KUBERNETES = ("kubernetes", "k8s", "ssh-node-pool")
 PROGRAM = ("config", "event_callback", "experimental", "inputs", "outputs", "estimated")
+NETWORK = {"vpc_name", "vpc_names", "use_internal_ips", "security_group_name", "subnet_names", "ssh_proxy_command"}
 FIRST_STORE = "s3"  # the store of a bucket that names none
 MOUNTED = ("MOUNT", "MOUNT_CACHED")
+MODES = ("COPY", *MOUNTED)
 SAME_MODEL = {"a100-40gb": "A100", "v100-16gb": "V100"}  # the plain name means that memory
+BY_MEMORY = re.compile(r"(?:(nvidia|amd):)?(\d+GB\+?)(?::(\d+))?", re.I)  # 80GB:8, 40GB+
 VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 Values = Mapping[str, str]
@@ -65,8 +69,8 @@ def adapt(document: Document, values: Values, installed: Installed) -> None:
         if data.pop(key, None) is not None:
             document.add((key,), REFUSED[key])
     for key in PROGRAM:
-        if data.pop(key, None) is not None:
-            document.note(f"`{key}` is for SkyPilot itself and changes nothing here")
+        if (given := data.pop(key, None)) is not None:
+            document.note(f"`{key}` is for SkyPilot itself and changes nothing here{_instead(given)}")
     _name(document)
     if isinstance(data.get("workdir"), dict):
         document.later(("workdir",), "a Git repository is not fetched; clone it, and name the folder")
@@ -78,6 +82,19 @@ def adapt(document: Document, values: Values, installed: Installed) -> None:
             data[key] = {k: str(v).lower() if isinstance(v, bool) else v for k, v in data[key].items()}
     if isinstance(data.get("file_mounts"), dict):
         _mounts(document, values)
+
+
+def _instead(config: Any) -> str:
+    """Return which of our keys have the meaning of a part of SkyPilot's configuration that a fleet would miss."""
+    found = []
+    if isinstance(config, dict):
+        config = config.get("config_overrides") or config
+        for cloud, part in config.items():
+            if isinstance(part, dict) and (named := sorted(set(part) & NETWORK)):
+                found.append(f"for {', '.join(named)} write the network and `public_addresses` under `{cloud}`")
+        if isinstance(config.get("docker"), dict) and config["docker"].get("run_options"):
+            found.append("folders of `docker.run_options` are `container: {image: ..., mounts: ...}`")
+    return "".join(f"; {one}" for one in found)
 
 
 def _name(document: Document) -> None:
@@ -178,7 +195,8 @@ def _place(document: Document, one: dict[str, Any], at: Place, installed: Instal
         "ports": lambda ports: f"`ports` stay closed to the internet: `spotfleet port-forward {_first(ports)}` reaches "
                                "one through SSH",
         "disk_tier": lambda _: "`disk_tier` changes nothing: disks are of the provider's usual kind",
-        "job_recovery": lambda _: "`job_recovery` changes nothing: jobs always recover",
+        "job_recovery": _recovery,
+        "priority": lambda given: f"`priority` changes nothing here: `spotfleet train --priority {given}` is for a job",
         "spot_recovery": lambda _: "`spot_recovery` changes nothing: jobs always recover",
         "local_disk": lambda _: "`local_disk` changes nothing: the type decides",
     }
@@ -186,6 +204,12 @@ def _place(document: Document, one: dict[str, Any], at: Place, installed: Instal
         if key in one:
             document.note(note(one.pop(key)))
     return one
+
+
+def _recovery(given: Any) -> str:
+    after = given.get("max_restarts_on_errors") if isinstance(given, dict) else None
+    lost = "`job_recovery` changes nothing: jobs always recover"
+    return f"{lost} from lost hosts; after errors of their own with `train --max-restarts {after}`" if after else lost
 
 
 def _first(ports: Any) -> Any:
@@ -198,6 +222,13 @@ def _accelerators(document: Document, one: dict[str, Any], at: Place) -> None:
     if isinstance(given, dict):
         given = [name if count is None else f"{name}:{count}" for name, count in given.items()]
     for item in given if isinstance(given, list) else [given]:
+        if sized := BY_MEMORY.fullmatch(str(item)):
+            maker, memory, number = sized.groups()
+            some = with_memory(memory, maker or "nvidia")
+            if not some:
+                document.add((*at, "accelerators"), f"no GPU with {memory} is known; name one, such as A100-80GB:8")
+            found += [f"{name}:{number or 1}" for name in some]
+            continue
         name, _, count = str(item).partition(":")
         if name.lower().startswith("tpu"):
             document.add((*at, "accelerators"), f"{name} is a TPU; workers run on GPUs or CPUs")
@@ -210,6 +241,9 @@ def _accelerators(document: Document, one: dict[str, Any], at: Place) -> None:
             return
         name = SAME_MODEL.get(name.lower(), name)
         found.append(f"{name}:{count}" if count else name)
+    if not found and given:
+        del one["accelerators"]
+        return
     one["accelerators"] = found if len(found) != 1 else found[0]
     if one.pop("accelerator_args", None):
         document.note("`accelerator_args` is for TPUs and changes nothing")
@@ -226,10 +260,16 @@ def _mounts(document: Document, values: Values) -> None:
         name = _filled(document, place, str(target), values)
         if place[1] != name:
             document.lines["file_mounts", name] = document.lines.get(place, 1)
+        if "://" in name:
+            document.add(place, f"expected the target before the source, such as /data: {name}")
+            continue
         if "$" in name:
             continue
         if not isinstance(source, dict):
             found[name] = _filled(document, place, source, values) if isinstance(source, str) else source
+            continue
+        if str(mode := source.get("mode") or "COPY").upper() not in MODES:
+            document.add(place, f"expected mode {', '.join(MODES[:-1])} or {MODES[-1]}, got '{mode}'")
             continue
         bucket, path = _bucket(document, place, source, values), source.get("source")
         if isinstance(path, str) and not bucket:
@@ -237,6 +277,7 @@ def _mounts(document: Document, values: Values) -> None:
             found |= {name: path} if _looks_local(path) or source.get("mode") in (None, "COPY") else {}
         elif bucket and _is_mounted(source):
             mounted[name] = bucket
+            document.lines.setdefault(("mounted",), document.lines.get(place, 1))
         elif bucket:
             found[name] = bucket
     document.data["file_mounts"] = {k: v for k, v in found.items() if not (isinstance(v, str) and "$" in v)}
@@ -258,7 +299,9 @@ def _bucket(document: Document, place: Place, given: Mapping[str, Any], values: 
         return _known(document, place, source)
     if source is not None and (given.get("mode") in (None, "COPY") or _looks_local(source)):
         if name is not None:
-            document.note(f"file_mounts.{place[1]} is shipped with the working directory; no bucket is made of it")
+            kept = "; what a job writes there stays on its host" if _is_mounted(given) else ""
+            document.note(f"file_mounts.{place[1]} is shipped with the working directory; no bucket is made of it"
+                          f"{kept}")
         return ""
     name = name if name is not None else source
     if name is None:

@@ -80,7 +80,9 @@ def text(value: Any) -> Any:
 
 def name(value: Any) -> Any:
     if not isinstance(value, str) or not NAME.fullmatch(value):
-        raise _wrong("small letters, digits and '-', a letter first, at most 40", value)
+        near = re.sub(r"[^a-z0-9]+", "-", value.lower()).strip("-") if isinstance(value, str) else ""
+        raise _wrong("small letters, digits and '-', a letter first, at most 40", value,
+                     more=f"; write {near}" if NAME.fullmatch(near) else "")
     if value.endswith("-d"):  # its hosts would share names with dispatchers of the fleet without the ending
         raise _wrong("a name that does not end in '-d'", value)
     return value

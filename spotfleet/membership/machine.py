@@ -295,7 +295,7 @@ class Membership:
         group, views = self._group, self._now.views
         formed = [w for w in group.members if views[w].generation == group.generation]
         self.phase = Phase.FORMING
-        self.why = f"{group.why}; {len(formed)} of {len(group.members)} hold generation {group.generation}"
+        self.why = f"{group.why}; {len(formed)} of {len(group.members)} have joined generation {group.generation}"
         if not group.urgent and self._lost([w for w in group.before if w not in group.ranks]):
             self._group = group = group.made_urgent()  # a leaver that hangs would keep the others in the old group
         training = [w for w in group.members if w in group.before_set]  # empty after a restart: then no time is granted

@@ -38,7 +38,8 @@ class ElasticExecutor:
             1 if least is None else least, max_workers if max_workers is not None else settings.max_num_proc,
             reset_limit if reset_limit is not None else settings.reset_limit, cooldown_range,
             elastic_timeout if elastic_timeout is not None else settings.elastic_timeout, override_discovery,
-            cpus_per_worker, use_gpu, gpus_per_worker, target_of(checkpoint_target, checkpoint_every_s))
+            checkpoint_target, checkpoint_every_s, cpus_per_worker, use_gpu, gpus_per_worker)
+        target_of(checkpoint_target, checkpoint_every_s)  # refuses an impossible one
         if not override_discovery and settings.discovery is None:
             raise UsageError("override_discovery is False, and settings.discovery is not set",
                              hint="set settings.discovery, for instance to TestDiscovery(...), or leave it out")
@@ -193,8 +194,13 @@ class RayExecutor:
                  use_gpu: bool = False, gpus_per_worker: float | None = None, min_workers: int | None = None,
                  max_workers: int | None = None, reset_limit: int | None = None,
                  cooldown_range: tuple[float, float] | None = None, elastic_timeout: float | None = None,
-                 override_discovery: bool = True) -> None:
+                 override_discovery: bool = True, cpus_per_slot: float | None = None,
+                 gpus_per_slot: float | None = None, num_slots: int | None = None) -> None:
+        """`cpus_per_slot`, `gpus_per_slot` and `num_slots` are earlier names of the numbers per worker and host."""
         self.settings = settings or create_settings()
+        cpus_per_worker = cpus_per_worker if cpus_per_slot is None else cpus_per_slot
+        gpus_per_worker = gpus_per_worker if gpus_per_slot is None else gpus_per_slot
+        num_workers_per_host = num_workers_per_host if num_slots is None else num_slots
         self.elastic: ElasticExecutor | None = None
         self._job_or_none: StaticJob | None = None
         if (num_workers is not None) + (num_hosts is not None) + (min_workers is not None) != 1:

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from spotfleet.errors import UsageError
 from spotfleet.membership.pace import Pace
-from spotfleet.ray.run.checkpoints import CheckpointTarget
 
 
 class HostSource(Protocol):
@@ -27,10 +26,11 @@ class ElasticParams:
     cooldown_range: tuple[float, float] | None = None  # seconds before a lost worker is replaced; doubled in between
     elastic_timeout: float = 600.0  # time with fewer than `min_workers` before the run fails
     override_discovery: bool = True  # False: ask `settings.discovery` for hosts
+    checkpoint_target: str = ""  # folder or URL, see run/checkpoints.py; empty: no checkpoints
+    checkpoint_every_s: float = 60.0
     cpus_per_worker: float = 1
     use_gpu: bool = False
     gpus_per_worker: float | None = None  # with `use_gpu`; None: 1
-    checkpoints: CheckpointTarget = field(default_factory=CheckpointTarget)
     pace: Pace = field(default_factory=Pace)  # limits on one change of membership that we choose
 
     def __post_init__(self) -> None:

@@ -34,6 +34,8 @@ ARRIVING = "arriving"
 PROBE = "probe"
 PROBE_BYTES = 64
 PART = re.compile(r"\..+\.\d+\.part")
+NO_RENAME = {errno.ENOSYS, errno.EOPNOTSUPP}  # of a bucket that is mounted by mount-s3 and the like
+MOUNTED_BUCKET = "files cannot be renamed there, as in a mounted bucket: name the bucket itself (s3://, gs://, az://)"
 STALE_S = 3600.0  # age after which an unfinished file counts as abandoned
 
 
@@ -48,13 +50,18 @@ class FolderStore:
         """Store the content; returns its sha256 once it is safe from a power failure."""
         path, sha, written = self.path(key), hashlib.sha256(), 0
         atomic.make_folder(path.parent)
-        with atomic.replacing(path) as out:
-            for chunk in chunks:
-                out.write(chunk)
-                sha.update(chunk)
-                written += len(chunk)
-            if size is not None and written != size:
-                raise OSError(errno.EIO, f"it has {written} bytes instead of {size}", str(path))
+        try:
+            with atomic.replacing(path) as out:
+                for chunk in chunks:
+                    out.write(chunk)
+                    sha.update(chunk)
+                    written += len(chunk)
+                if size is not None and written != size:
+                    raise OSError(errno.EIO, f"it has {written} bytes instead of {size}", str(path))
+        except OSError as error:
+            if {error.errno, getattr(error.__context__, "errno", None)} & NO_RENAME:  # its removal may be refused, too
+                raise OSError(error.errno, MOUNTED_BUCKET, str(path)) from error
+            raise
         return sha.hexdigest()
 
     def get(self, key: str, *, start: int = 0, end: int | None = None) -> Iterator[bytes]:

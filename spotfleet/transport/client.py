@@ -308,7 +308,11 @@ class DispatcherClient:
 
     def ray(self) -> RayStatus:
         """Return the status of the fleet's Ray cluster."""
-        return from_json(RayStatus, self._json("GET", "/v1/ray"))
+        reply = self._call("GET", "/v1/ray", accept=NO_ROUTE)
+        if reply.status in NO_ROUTE:
+            raise self._too_old("Ray clusters")
+        with self._readable():
+            return from_json(RayStatus, json.loads(reply.body))
 
     def start_driver(self, bundle: str, start: DriverStart) -> str:
         """Start a script beside the head of the Ray cluster; return its name."""

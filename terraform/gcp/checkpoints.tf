@@ -13,6 +13,11 @@ resource "google_storage_bucket" "checkpoints" {
     enabled = true
   }
 
+  # Old versions are kept already. Google would keep, and bill, what the rule below deletes for 7 days more.
+  soft_delete_policy {
+    retention_duration_seconds = 0
+  }
+
   lifecycle_rule {
     action {
       type = "AbortIncompleteMultipartUpload"

@@ -164,6 +164,27 @@ def test_a_script_for_torchrun_that_saves_is_sent_to_the_option_that_lets_its_fi
     assert lost(tmp_path, DDP, together=True) == ""
 
 
+SPAWNS = """
+import os
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def work(rank, world_size):
+    os.environ["MASTER_ADDR"] = "localhost"
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+
+mp.spawn(work, args=(2,), nprocs=2)
+"""
+
+
+def test_a_script_that_spawns_its_ranks_is_said_to_do_so_once_for_each_worker(tmp_path):
+    [line] = said(tmp_path, SPAWNS, workers=3)
+    assert "each of up to 3 workers starts its own" in line and "hint: --np 1" in line
+    assert said(tmp_path, SPAWNS, workers=1) == []
+    assert said(tmp_path, SPAWNS.replace('"MASTER_ADDR"', '"RANK"')) == []
+    assert said(tmp_path, DDP + "import torch.multiprocessing as mp\nmp.set_start_method('spawn')\n") == []
+
+
 def test_the_files_of_the_examples_are_collected():
     examples = Path(__file__).parents[2] / "examples"
     assert [scripts.uncollected(read(examples / name), False) for name in ("digits.py", "gpt.py")] == ["", ""]

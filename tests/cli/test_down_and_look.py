@@ -103,6 +103,7 @@ def test_what_is_known_of_a_fleet_is_known_after_its_end(up):
     up.ok("train hello.py")
     up.ok("down -y")
     assert "fleet digits: down" in up.ok("status").out and "hello-1" in up.ok("jobs").out
+    assert json.loads(up.ok("jobs -o json").out)[0]["kind"] == "command"
     assert up.ok("logs hello-1").out == "hello \n"
     kinds = [e["kind"] for e in json.loads(up.ok("events -o json").out)]
     assert kinds[-1] == "FleetDown" and {"FleetCreated", "JobSubmitted", "HostJoined"} <= set(kinds)
@@ -173,6 +174,16 @@ def test_status_shows_hosts_and_what_they_cost(up):
     out = up.ok("status").out
     assert out.startswith("fleet digits: up") and "; costs $" in out
     assert all(name in out for name in up.workers()) and "\x1b" not in out
+
+
+def test_status_of_a_fleet_without_hosts_says_that_its_dispatcher_still_runs_and_how_to_end_it(up):
+    up.dispatcher.going_down = "asked by `spotfleet down`"
+    while up.workers():
+        up.dispatcher.tick()
+    said = up.ok("status").err
+    assert "its dispatcher's machine still runs" in said and "`spotfleet down digits` copies them here" in said
+    up.ok("down -y")
+    assert "still runs" not in up.ok("status").err
 
 
 def test_the_second_down_says_that_nothing_is_left(up):
@@ -379,7 +390,7 @@ def test_the_status_of_an_ended_fleet_says_why_it_ended_how_long_it_lived_and_wh
     lines = said.out.splitlines()
     assert lines[0] == "fleet digits: down, idle for 6 s (autostop); nothing of it is left"
     assert lines[1].startswith("2..3 hosts, target 3; it lived ")
-    assert lines[-1].split()[:10] == ["hello-1", "hello", "-", "succeeded", "-", "(2..3)", "4", "7", "2", "12.5"]
+    assert lines[-1].split()[:10] == ["hello-1", "hello", "command", "succeeded", "-", "(2..3)", "4", "7", "2", "12.5"]
     assert "next: spotfleet cost digits" in said.err
     found = json.loads(up.ok("status -o json").out)
     assert found["age_s"] > 0

@@ -44,6 +44,7 @@ def test_horovodrun_runs_the_script_writes_what_was_asked_for_and_ends_the_fleet
     said = user.ok("horovodrun -np 2 --max-np 3 --output-filename out --timeline-filename t.json "
                    "python -u hello.py -np 9 --lr 3")
     assert said.out == "hello -np 9 --lr 3 \n"
+    assert "starting machines for 2 workers; --verbose shows each step" in said.err
     assert user.cloud.living() == []
     assert (user.work / "out/rank.0/stdout").read_text() == said.out
     trace = json.loads((user.work / "t.json").read_text())

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spotfleet.cli.launchers.horovodrun import HorovodRun, fleet_file, hosts_of, own_address, program, timeline
+from spotfleet.cli.launchers.horovodrun import HorovodRun, fleet_file, hosts_of, notes, own_address, program, timeline
+from spotfleet.cli.launchers.launch import of_file
 from spotfleet.config.foreign.horovod import HorovodHosts
 from spotfleet.errors import UsageError
 from tests.support.cli.cli_user import User
@@ -58,16 +59,38 @@ def test_this_machine_runs_the_dispatcher_at_its_address_on_the_way_to_the_hosts
     ("-np 1 -H a:1 --hostfile h python x.py", "name the same thing; keep one of them"),
     ("-np 1 -H a:b python x.py", "expected HOST:SLOTS, got 'a:b'"),
     ("-np 1 --hostfile nowhere python x.py", "--hostfile nowhere: "),
+    ("-np 1 --config-file c.yaml python x.py", "No such option: --config-file"), ("--check-build", "No such option"),
+    ("--log-level DEBUG --mpi --network-interface eth0 -np 4 -H a:2 python x.py", "-np 4: the hosts have 2 slots"),
 ])
 def test_flags_that_do_not_fit_are_refused_before_anything_is_made(user: User, line, said):
     assert said in user.fails(f"horovodrun {line}", code=2).err
     assert user.cloud.living() == []
 
 
+def test_flags_that_change_nothing_here_are_noted():
+    here = HorovodHosts((("a", 1),))
+    assert notes(HorovodRun(1), here) == []
+    found = notes(HorovodRun(1, engine=True, nics=True, reset_limit=3), here)
+    assert [line.split()[0] for line in found] == ["flags", "--network-interface", "--reset-limit"]
+
+
 def test_a_timeline_counts_microseconds_from_the_first_event():
     found = timeline([{"kind": "A", "at": 5.0, "host": "h"}, {"kind": "B", "at": 6.5, "why": "x", "list": [1]}])
     assert [(e["name"], e["ts"], e["pid"]) for e in found] == [("A", 0, "h"), ("B", 1_500_000, "fleet")]
     assert found[1]["args"] == {"kind": "B", "at": 6.5, "why": "x"}
+
+
+# --- launch
+
+
+def test_launch_takes_the_sizes_and_the_file_of_variables_that_sky_launch_takes(user: User):
+    user.write("task.yaml", "name: t\nresources: {infra: local, cpus: 9+}\nenvs: {A: , B: }\nrun: x\n")
+    user.write(".env", "# mine\nexport A='1 2'\nB=3\n")
+    said = user.ok("launch task.yaml --num-nodes 3 --cpus 1+ --no-use-spot -i 5 -r --env-file .env --dryrun")
+    assert "3 hosts" in said.out and " spot " not in said.out
+    assert of_file(Path(".env")) == {"A": "1 2", "B": "3"}
+    user.write(".env", "A 1\n")
+    assert ".env:1: expected NAME=VALUE" in user.fails("launch task.yaml --env-file .env --dryrun", code=2).err
 
 
 # --- convert
@@ -84,6 +107,11 @@ def test_convert_prints_a_fleet_file_and_what_it_left_out(user: User):
     user.write("made.yaml", said.out)
     assert "fleet r on aws" in user.ok("up made.yaml --dryrun").out
     assert "`spotfleet convert ray.yaml > fleet.yaml` makes one" in user.fails("up ray.yaml", code=2).err
+
+
+def test_convert_writes_commands_as_a_block(user: User):
+    user.write("d.dstack.yml", "type: task\nname: t\ncommands: [pip install x, python train.py]\n")
+    assert "run: |\n  pip install x\n  python train.py\n" in user.ok("convert d.dstack.yml").out
 
 
 def test_convert_takes_horovods_hosts_in_each_form(user: User):

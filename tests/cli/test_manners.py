@@ -69,7 +69,8 @@ def test_the_help_names_every_provider_of_this_package():
 
 
 @pytest.mark.parametrize(("script", "command", "name"), [
-    ("a/Train_it.py", "", "train-it"), ("", "", "lab"), ("", "torchrun train.py --lr 3", "torchrun"),
+    ("a/Train_it.py", "", "train-it"), ("", "", "lab"), ("", "torchrun train.py --lr 3", "train"),
+    ("", "A=1 /opt/bin/python3.11 -u a/x.py b.py", "x"), ("", "python -m timeit", "python"), ("", "cat x.py", "cat"),
     ("", "CUDA_VISIBLE_DEVICES=0 ./bin/prepare.sh", "prepare"), ("", "A=1", "lab"), ("", "[ -e x ]", "job"),
     ("", "x" * 90, "x" * 40),
 ])
@@ -224,3 +225,16 @@ def test_a_job_that_waits_for_another_is_reported_also_without_attaching(up, mon
     said = up.ok("train hello.py -d")
     assert f"job hello-1 on fleet digits\n{printed}next: " in said.err
     up.dispatcher.jobs.clear()  # the fleet's end would wait for it
+
+
+def test_verify_refuses_a_script_for_torchrun_before_it_starts_it(user):
+    user.write("ddp.py", "import torch.distributed as dist\ndist.init_process_group('gloo')\n")
+    said = user.fails("train --verify ddp.py", code=2)
+    assert "ddp.py is a script for torchrun: it uses init_process_group" in said.err and "docs/jobs.md" in said.err
+
+
+def test_words_without_two_dashes_and_a_script_in_a_fleet_files_place_get_the_command_to_type(up):
+    assert "hint: spotfleet run -- python hello.py, or" in up.fails("run python hello.py", code=2).err
+    for command in ("up", "launch"):
+        said = up.fails(f"{command} hello.py", code=2)
+        assert "hello.py is a Python script, not a fleet file" in said.err and "`spotfleet train hello.py`" in said.err

@@ -36,8 +36,8 @@ def test_a_script_has_a_row_with_its_end():
 
 
 def test_a_head_that_was_lost_is_said_to_be_so():
-    lost = RayReport(RayState(False, problem="the head starts"), 2, "the head's processes ended with status 1", "2.60.0",
-                     "3.11", dashboard=8265)
+    state = RayState(False, problem="the head starts")
+    lost = RayReport(state, 2, "the head's processes ended with status 1", "2.60.0", "3.11", dashboard=8265)
     lines = text(RayStatus("ray-1", "", "a:1", lost)).splitlines()
     assert "head: not up: the head starts, Ray 2.60.0, Python 3.11" in lines
     assert "head: started 2 times; the head's processes ended with status 1" in lines

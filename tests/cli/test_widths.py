@@ -47,6 +47,12 @@ def steady(text: str) -> str:
     return re.sub(r"\d[\d.:]*", "0", text)
 
 
+def test_a_path_that_is_too_long_for_any_line_stays_whole_and_keeps_its_lines_indentation():
+    path = "/" + "x" * 90
+    assert tables.flow(f"error:\n    File {path}, line 1", 80).splitlines() == [
+        "error:", "    File", f"      {path},", "      line 1"]
+
+
 def test_an_interruption_notice_is_shown_once_with_the_seconds_left():
     host = HostStatus("f-0", "worker", "draining", "local/a/t/spot", 1, 1, 1, seconds_left=90.0,
                       why="GPU 0: fell off; interruption notice: it ends at 12:00:30 UTC")

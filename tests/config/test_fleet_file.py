@@ -217,7 +217,7 @@ def test_a_key_that_only_looks_alike_is_no_suggestion(word):
     ("setup: 3", "1: setup: expected text, got 3; put it in quotes"),
     ("name: big-d", "1: name: expected a name that does not end in '-d', got 'big-d'"),
     ("name: Big Fleet", "1: name: expected small letters, digits and '-', a letter first, at most 40, "
-                        "got 'Big Fleet'"),
+                        "got 'Big Fleet'; write big-fleet"),
     ("dispatcher: {use_spot: true}", "1: dispatcher.use_spot: the dispatcher is always on demand; remove this"),
     ("file_mounts: {../data: x}", "1: file_mounts: expected a name inside the working directory, or a path such as "
                                   "/data or ~/data, got '../data'"),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from spotfleet import catalog
 from spotfleet.config import foreign, parse
 from spotfleet.config.foreign import horovod
+from spotfleet.config.gpus import MEMORY_GB
 from spotfleet.errors import UsageError
 from spotfleet.model import FleetSpec, Need, Nodes
 
@@ -34,6 +37,7 @@ available_node_types:
       InstanceMarketOptions: {MarketType: spot, SpotOptions: {MaxPrice: "0.9"}}
       BlockDeviceMappings: [{DeviceName: /dev/sda1, Ebs: {VolumeSize: 140}}]
       SubnetIds: [subnet-1]
+      SecurityGroupIds: [sg-0a1b2c3d4e5f67890]
 file_mounts: {/data: ../data}
 rsync_exclude: ["**/.git"]
 setup_commands: [pip install torch, pip install x]
@@ -64,12 +68,54 @@ def test_a_cluster_file_of_ray_becomes_a_fleet_whose_head_is_the_dispatcher():
     assert found.dispatcher == Need(instance_type="m5.large", use_spot=False)
     assert (found.section["disk_gib"], found.section["image"], found.section["user"]) == (
         140, "ami-0a1b2c3d4e5f67890", "ec2-user")
-    assert found.setup == "pip install torch\npip install x\nnvidia-smi\n" and found.autostop.idle_s == 300
+    assert found.setup.endswith("\npip install torch\npip install x\nnvidia-smi\n") and found.autostop.idle_s == 300
+    assert data["aws"]["networks"] == {"us-west-2": {"security_groups": ["sg-0a1b2c3d4e5f67890"]}}
     assert found.file_mounts == {"/data": "/data"} and found.container.image == "rayproject/ray:latest-gpu"
     assert {line.partition(":")[0] for line in left_out} == {
         "docker.container_name", "upscaling_speed", "auth.ssh_private_key", "provider.cache_stopped_nodes",
         "rsync_exclude", "head_setup_commands", "head_start_ray_commands", "worker_start_ray_commands",
         "available_node_types.worker.node_config.SubnetIds"}
+
+
+def test_each_setup_command_of_ray_has_a_shell_of_its_own_and_the_first_failure_ends_the_setup():
+    data, left_out = converted("cluster_name: a\nprovider: {type: aws, region: us-east-1}\nworker_nodes: {}\n"
+                               "setup_commands: [cd /, pwd, 'false', echo not reached, echo x >> ~/.bashrc]\n")
+    said = subprocess.run(["bash", "-c", data["setup"]], capture_output=True, text=True, check=False, cwd="/usr")
+    assert (said.returncode, said.stdout) == (1, "/usr\n")
+    assert any(line.startswith("setup_commands: `setup` and jobs read no ~/.bashrc") for line in left_out)
+
+
+def test_workers_of_ray_have_the_image_the_commands_and_the_number_of_their_type():
+    data, left_out = converted("""
+cluster_name: a
+provider: {type: gcp, region: us-central1}
+docker: {image: common, head_image: h}
+setup_commands: [echo a]
+worker_setup_commands: [echo all]
+head_node_type: head
+available_node_types:
+  head: {max_workers: 0, node_config: {machineType: n2-standard-2}}
+  w:
+    max_workers: 3
+    docker: {worker_image: own}
+    worker_setup_commands: [echo own]
+    node_config:
+      machineType: g2-standard-4
+      disks: [{boot: true, initializeParams: {diskSizeGb: 70, sourceImage: projects/p/global/images/family/f}}]
+""")
+    assert (data["container"], data["nodes"]) == ("own", {"min": 1, "max": 3})
+    assert data["setup"].splitlines()[1:] == ["echo a", "echo own"]
+    assert data["gcp"] == {"disk": 70, "image": "projects/p/global/images/family/f"}
+    assert [line.partition(":")[0] for line in left_out] == ["docker.head_image", "min_workers"]
+
+
+def test_a_head_type_of_ray_that_may_have_workers_is_one_of_their_types():
+    data, _ = converted("cluster_name: a\nmax_workers: 9\nprovider: {type: aws, region: us-east-1}\n"
+                        "head_node_type: h\navailable_node_types:\n"
+                        "  h: {max_workers: 2, node_config: {InstanceType: m5.large}}\n"
+                        "  w: {max_workers: 3, node_config: {InstanceType: c5.large}}\n")
+    assert sorted(one["instance_type"] for one in data["resources"]["any_of"]) == ["c5.large", "m5.large"]
+    assert data["nodes"]["max"] == 5 and data["dispatcher"] == {"instance_type": "m5.large"}
 
 
 def test_an_older_cluster_file_and_one_of_machines_that_exist():
@@ -127,13 +173,53 @@ resources: {gpu: {name: [L4, A10G], count: 1..4}, cpu: 4}
     found = spec(data)
     assert [(n.accelerator, n.accelerator_count) for n in found.any_of] == [("L4", 1), ("A10G", 1)]
     assert (found.nodes, found.envs) == (Nodes(2, 2, 2), {"TOKEN": "x", "EPOCHS": "3"})
-    assert found.run == "pip install -r r.txt\npython train.py\n" and found.max_lifetime_s == 7200
+    assert found.run.endswith("\npip install -r r.txt\npython train.py\n") and found.max_lifetime_s == 7200
     assert found.file_mounts == {"data": "/data"} and found.container.image == "nvcr.io/nvidia/pytorch"
-    assert [line.partition(":")[0] for line in left_out] == ["resources.gpu"]
+    assert [line.partition(":")[0] for line in left_out] == ["resources.gpu", "spot_policy"]
     data, left_out = converted("type: dev-environment\nide: vscode\ninit: [pip install x]\nbackends: [aws]\n"
-                               "resources: {gpu: 24GB}\n")
-    assert (spec(data).setup, spec(data).run) == ("pip install x\n", "")
-    assert [line.partition(":")[0] for line in left_out] == ["resources.gpu", "ide"]
+                               "spot_policy: spot\nresources: {gpu: 24GB}\n")
+    assert spec(data).setup.endswith("\npip install x\n") and spec(data).run == ""
+    assert [line.partition(":")[0] for line in left_out] == ["ide"]
+
+
+def test_a_task_of_dstack_stops_at_its_first_failure_and_finds_its_variables():
+    data, left_out = converted("""
+type: task
+env: ["TOKEN=${{ secrets.token }}", A=1]
+commands: [cd t, "python x.py ${{ run.args }}", 'echo $DSTACK_NODE_RANK,$DSTACK_GPUS_NUM,$DSTACK_MPI_HOSTFILE,$A']
+""")
+    script = data["run"].replace("cd t", "cd /").replace("python x.py", "true")
+    env = {"SPOTFLEET_NODE_RANK": "1", "SPOTFLEET_NUM_NODES": "2", "SKYPILOT_NUM_GPUS_PER_NODE": "4", "A": "1"}
+    said = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert (said.stdout, said.stderr) == ("1,8,,1\n", "")
+    assert data["secrets"] == {"TOKEN": None} and data["envs"] == {"A": "1"}
+    assert [line.partition(":")[0] for line in left_out] == ["spot_policy", "env.TOKEN", "commands", "commands"]
+    failing = subprocess.run(["bash", "-c", script.replace("cd /", "false")], env=env, capture_output=True, check=False)
+    assert (failing.returncode, failing.stdout) == (1, b"")
+
+
+@pytest.mark.parametrize(("gpu", "found"), [
+    ("80GB:8", ["A100-80GB:8", "H100:8", "H100-MEGA:8"]), ("amd:1", "MI300X:1"),
+    ("{memory: 16GB..24GB, count: 1..}", ["T4:1", "V100:1", "A10:1", "A10G:1", "L4:1"]), ("tpu", "tpu:1"),
+    ("google:8", "google:8"), ("7GB", "7GB"),
+])
+def test_a_gpu_of_dstack_that_is_named_by_its_memory_is_any_with_so_much(gpu, found):
+    data, _ = converted(f"type: task\ncommands: [x]\nresources: {{gpu: {gpu}}}\n")
+    assert data["resources"]["accelerators"] == found
+
+
+def test_a_gpu_that_nothing_here_has_gives_no_fleet_without_gpus():
+    data, left_out = converted("type: task\ncommands: [x]\nresources: {gpu: 7GB}\n")
+    assert left_out[0] == "resources.gpu: 7GB: no GPU of that kind is known; name one under `accelerators`"
+    with pytest.raises(UsageError, match=r"resources.accelerators: expected NAME or NAME:COUNT .* got '7GB'"):
+        spec(data)
+
+
+def test_the_memory_of_each_gpu_that_the_catalog_sells_is_known():
+    folder = Path(catalog.__file__).parent / "data"
+    sold = {fields[4] for file in folder.glob("*.csv") for line in file.read_text().splitlines()
+            if (fields := line.split(","))[0] == "machine"}
+    assert sold - {""} == set(MEMORY_GB)
 
 
 def test_an_ssh_fleet_of_dstack_names_its_first_machine_as_the_dispatchers():

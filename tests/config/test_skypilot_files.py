@@ -61,6 +61,8 @@ run: python train.py
 @pytest.mark.parametrize(("text", "kinds"), [
     ("V100", [("V100", 1)]), ("a10g:4", [("a10g", 4)]), ("{A100: 8}", [("A100", 8)]),
     ("{'L4:1': null, T4: null}", [("L4", 1), ("T4", 1)]), ("[A100-40GB:8, H100:8]", [("A100", 8), ("H100", 8)]),
+    ("80GB:8", [("A100-80GB", 8), ("H100", 8), ("H100-MEGA", 8)]), ("'amd:100GB+'", [("MI300X", 1)]),
+    ("[T4, 141GB+:8]", [("T4", 1), ("H200", 8), ("B200", 8), ("GB200", 8), ("B300", 8)]),
 ])
 def test_accelerators_have_all_their_forms(text, kinds):
     needs = draft(f"resources: {{infra: aws, accelerators: {text}}}").spec.any_of
@@ -89,7 +91,11 @@ def test_ordered_alternatives_keep_their_order():
     ("ports: [8265, 9090]", "`ports` stay closed to the internet: `spotfleet port-forward 8265` reaches one through "
                             "SSH"),
     ("disk_tier: best", "`disk_tier` changes nothing: disks are of the provider's usual kind"),
-    ("job_recovery: {max_restarts_on_errors: 3}", "`job_recovery` changes nothing: jobs always recover"),
+    ("job_recovery: {strategy: FAILOVER}", "`job_recovery` changes nothing: jobs always recover"),
+    ("job_recovery: {max_restarts_on_errors: 3}",
+     "`job_recovery` changes nothing: jobs always recover from lost hosts; after errors of their own with `train "
+     "--max-restarts 3`"),
+    ("priority: 5", "`priority` changes nothing here: `spotfleet train --priority 5` is for a job"),
     ("spot_recovery: FAILOVER", "`spot_recovery` changes nothing: jobs always recover"),
     ("image_id: 'skypilot:gpu-ubuntu-2004'", "`image_id`: an image of SkyPilot, or one for each region, is not used; "
                                              "hosts get the provider's usual image"),
@@ -98,6 +104,14 @@ def test_ordered_alternatives_keep_their_order():
 ])
 def test_a_key_that_changes_nothing_is_noted(text, note):
     assert note in draft(f"provider: aws\nresources: {{{text}}}").notes
+
+
+def test_a_configuration_of_skypilot_is_noted_with_our_keys_for_its_network_and_its_mounts():
+    (note,) = draft("provider: aws\nrun: x\nconfig: {aws: {vpc_name: x, use_internal_ips: true}, "
+                    "docker: {run_options: [-v /a:/a]}}").notes
+    assert note == ("`config` is for SkyPilot itself and changes nothing here; for use_internal_ips, vpc_name write "
+                    "the network and `public_addresses` under `aws`; folders of `docker.run_options` are `container: "
+                    "{image: ..., mounts: ...}`")
 
 
 @pytest.mark.parametrize(("text", "said"), [
@@ -113,6 +127,12 @@ def test_a_key_that_changes_nothing_is_noted(text, note):
      "2: volumes: the volumes of another program cannot be mounted; name data under `file_mounts`"),
     ("resources: {accelerators: 'v100:0.5'}",
      "1: resources.accelerators: v100:0.5 is a share of a GPU; a host has whole ones: v100:1"),
+    ("resources: {accelerators: 7GB}",
+     "1: resources.accelerators: no GPU with 7GB is known; name one, such as A100-80GB:8"),
+    ("run: x\nfile_mounts:\n  /a: {source: 's3://data', mode: MOUNTED}",
+     "3: file_mounts./a: expected mode COPY, MOUNT or MOUNT_CACHED, got 'MOUNTED'"),
+    ("run: x\nfile_mounts:\n  /b: ./b\n  s3://data: /a",
+     "4: file_mounts.s3://data: expected the target before the source, such as /data: s3://data"),
     ("resources: {accelerators: tpu-v2-8, accelerator_args: {tpu_vm: false}}",
      "1: resources.accelerators: tpu-v2-8 is a TPU; workers run on GPUs or CPUs"),
     ("provider: aws\nresources: {any_of: [{disk_size: 9}]}", "2: resources.any_of[0]: disk_size, image_id and "
@@ -169,6 +189,15 @@ def test_the_command_line_names_the_provider_of_any_file():
     assert (found.spec.provider, found.notes) == ("aws", ())
 
 
+def test_sizes_of_the_command_line_go_over_those_of_the_file_and_of_its_alternatives():
+    text = ("provider: aws\nnodes: {min: 1, max: 2}\nresources: {gpus: T4, cpus: 4, any_of: [{accelerators: L4}, "
+            "{accelerators: A10G, use_spot: true}]}\nrun: x")
+    over = Given(resources={"accelerators": "A100:8", "use_spot": False}, num_nodes=3)
+    spec = parse(text, FILE, {}, given=over).spec
+    need = Need(accelerator="A100", accelerator_count=8, use_spot=False, min_vcpus=4.0, max_vcpus=4.0)
+    assert (spec.any_of, spec.nodes.target) == ((need,), 3)
+
+
 def test_hosts_with_the_best_network_are_placed_together():
     text = "resources: {infra: aws, accelerators: 'H100:8', network_tier: best}\nnum_nodes: "
     assert [draft(f"{text}{n}").spec.placement for n in (1, 2)] == ["spread", "cluster"]
@@ -196,6 +225,12 @@ file_mounts:
         "3: envs.MISSING: has no value here and none in your environment; `export MISSING=...`",
         "11: file_mounts./later: names the variable MISSING, which has no value under `envs`; `--env MISSING=...`",
         "12: file_mounts./other: nebius is no object store that hosts can read; name a bucket of s3, gcs, azure"]
+
+
+def test_a_folder_that_skypilot_would_put_into_a_bucket_is_no_place_for_results():
+    found = draft("run: x\nfile_mounts: {/out: {name: results, source: ./out, mode: MOUNT}}")
+    assert found.notes == ("file_mounts./out is shipped with the working directory; no bucket is made of it; what a "
+                           "job writes there stays on its host",)
 
 
 def test_a_secret_is_never_written_into_a_mount():

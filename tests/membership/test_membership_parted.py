@@ -31,7 +31,7 @@ def test_a_joiner_that_cannot_reach_a_member_is_named_at_once_and_goes_after_sec
     desk.put("c", unreached=("b at 10.0.0.2",), store="10.0.0.3:7")
     why = "c at 10.0.0.3 cannot reach b at 10.0.0.2"
     assert evicted(desk, 0.0) == []
-    assert desk.core.why.endswith(f"0 of 3 hold generation 2; {why}")
+    assert desk.core.why.endswith(f"0 of 3 have joined generation 2; {why}")
     assert evicted(desk, desk.core.tuning.parted_s - 0.1) == []
     assert evicted(desk, 0.2) == [(("c",), why)]
     assert desk.core.members == ("a", "b")

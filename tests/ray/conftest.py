@@ -51,9 +51,9 @@ class TestCluster:
     def address(self) -> str:
         return self._cluster.address
 
-    def add(self) -> Any:
+    def add(self, cpus: int = 1, gpus: int = 0) -> Any:
         args = {k: v for k, v in self._args.items() if k != "include_dashboard"}
-        self.nodes.append(self._cluster.add_node(num_cpus=1, **args))
+        self.nodes.append(self._cluster.add_node(num_cpus=cpus, num_gpus=gpus, **args))
         return self.nodes[-1]
 
     def whole(self) -> None:

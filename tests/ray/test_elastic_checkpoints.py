@@ -64,6 +64,7 @@ def test_a_run_whose_workers_are_all_lost_goes_on_from_its_newest_checkpoint(clu
     assert executor.changes[0].startswith("begins with the checkpoint of version ")
     assert len(run.ends()) == 1
     assert len([f for f in target.iterdir() if (f / ".metadata").exists()]) in (1, 2)
-    for folder in Path(tempfile.gettempdir()).glob("spotfleet-ray-*"):  # of the workers that were killed
+    # Each killed worker leaves one.
+    for folder in Path(tempfile.gettempdir()).glob("spotfleet-ray-*"):
         assert [f.name for f in folder.iterdir()] == ["lock"]
         shutil.rmtree(folder)

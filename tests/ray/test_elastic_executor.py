@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.ray import ElasticExecutor, ElasticRayExecutor, RayExecutor, TestDiscovery, ray_logger
 from spotfleet.ray.drains import drain_node, draining
+from spotfleet.ray.run import elastic_job, static_job
 from tests.ray.conftest import eventually
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -181,7 +183,12 @@ def test_an_error_of_the_function_arrives_with_its_own_traceback(cluster, shut_d
 def about_itself() -> dict[str, Any]:
     return {"main": threading.current_thread() is threading.main_thread(), "omp": os.environ.get("OMP_NUM_THREADS"),
             "given": os.environ.get("GIVEN"), "torch": "torch" in sys.modules, "pid": os.getpid(),
-            "checked": os.environ.get("CHECKED"), "key": "SPOTFLEET_JOB_KEY" in os.environ}
+            "checked": os.environ.get("CHECKED"), "key": "SPOTFLEET_JOB_KEY" in os.environ,
+            "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
+
+
+def about_gpus() -> tuple[str | None, str | None]:
+    return os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("SPOTFLEET_LOCAL_RANK")
 
 
 def exits() -> None:
@@ -192,13 +199,13 @@ def test_functions_run_in_the_main_thread_with_the_environment_set_before_torch(
     executor = shut_down(ElasticExecutor(min_workers=2, max_workers=2, cpus_per_worker=0.5))
     executor.start(extra_env_vars={"GIVEN": "1", "OMP_NUM_THREADS": "3"})
     found = executor.run(about_itself)
-    assert len({f.pop("pid") for f in found}) == 2
+    assert len({f.pop("pid") for f in found}) == 2 and not any(f.pop("gpus") for f in found)
     assert found == 2 * [{"main": True, "omp": "3", "given": "1", "torch": True, "checked": None, "key": True}]
     assert executor.run(exits) == [None, None]  # the end by sys.exit(0) is an end, not a loss
 
 
-def counts(epochs: int) -> int:
-    """A toy without torch's collectives: the largest world that it has seen."""
+def counts(epochs: int) -> tuple[int, list[int]]:
+    """The training function of Horovod's page on Ray, with its reset callback: the last world, and those before."""
     import torch
 
     import spotfleet.train as hvd
@@ -207,6 +214,10 @@ def counts(epochs: int) -> int:
     hvd.init()
     model = torch.nn.Linear(1, 1)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    resets = []
+
+    def on_state_reset():
+        resets.append(hvd.size())
 
     @hvd.elastic.run
     def train(state):
@@ -220,14 +231,18 @@ def counts(epochs: int) -> int:
                 time.sleep(0.02)
                 if hvd.size() == state.epoch + 1:
                     break
+            state.commit()
 
-    train(hvd.elastic.TorchState(model, optimizer, epoch=0))
-    return hvd.size()
+    state = hvd.elastic.TorchState(model, optimizer, batch=0, epoch=0)
+    state.register_reset_callbacks([on_state_reset])
+    train(state)
+    return hvd.size(), resets
 
 
 def test_callbacks_get_logged_values_and_grow_the_world(cluster, shut_down):
     """Epoch N ends once N + 1 workers train: without the growth it would never end."""
-    executor = shut_down(RayExecutor(RayExecutor.create_settings(), min_workers=1, max_workers=1))
+    settings = RayExecutor.create_settings(verbose=True)
+    executor = shut_down(RayExecutor(settings, min_workers=1, max_workers=1, use_gpu=False, cpus_per_slot=1))
     executor.start()
     seen: list[tuple[int, int]] = []
 
@@ -235,7 +250,8 @@ def test_callbacks_get_logged_values_and_grow_the_world(cluster, shut_down):
         seen.append((info["epoch"], info["size"]))
         executor.elastic.resize(max_workers=info["epoch"] + 1)
 
-    assert executor.run(counts, args=[3], callbacks=[grow]) == [3, 3, 3]
+    results = executor.run(counts, args=[3], callbacks=[grow])
+    assert [size for size, _ in results] == [3, 3, 3] and results[0][1] == [2, 3]
     assert [epoch for epoch, _ in seen] == sorted(epoch for epoch, _ in seen) and {e for e, _ in seen} == {0, 1, 2}
 
 
@@ -295,6 +311,37 @@ def test_a_fixed_number_of_workers_runs_horovods_static_examples(cluster, shut_d
     assert lost.value.hint == "ElasticExecutor goes on without it"
 
 
+def test_a_module_that_the_nodes_do_not_have_travels_with_its_function(cluster, shut_down, tmp_path, monkeypatch):
+    (tmp_path / "of_the_driver.py").write_text("FACTOR = 3\n\ndef triple(n):\n    return FACTOR * n\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("of_the_driver")
+    executor = shut_down(RayExecutor(num_workers=1, cpus_per_worker=0.5))
+    executor.start()
+    assert executor.run(module.triple, args=[5]) == [15]
+    # and a node with another version is named, also where it joins late
+    monkeypatch.setattr(elastic_job, "own_python", lambda: "3.99")
+    monkeypatch.setattr(static_job, "own_python", lambda: "3.99")
+    elastic = shut_down(ElasticExecutor(min_workers=1, cpus_per_worker=0.5))
+    elastic.start()
+    with pytest.raises(UsageError, match=r"node \w+ \(127.0.0.2\) has Python 3.\d+, and the driver 3.99"):
+        elastic.run(about_itself)
+    with pytest.raises(UsageError, match=r"and the driver 3\.99"):
+        shut_down(RayExecutor(num_workers=1, cpus_per_worker=0.5)).start()
+
+
+def test_each_worker_sees_all_gpus_of_its_node_and_chooses_by_its_local_rank(cluster, shut_down):
+    """Ray shows an actor its own GPU alone. The GPUs are invented: Ray counts them, and nobody uses them."""
+    node = cluster.add(cpus=2, gpus=2)
+    executor = shut_down(ElasticExecutor(min_workers=2, max_workers=2, use_gpu=True))
+    executor.start()
+    try:
+        found = executor.run(about_gpus)
+        assert sorted(found) == [("0,1", "0"), ("0,1", "1")]
+    finally:
+        executor.shutdown()
+        cluster.lose(node)
+
+
 def test_more_fixed_workers_than_the_cluster_has_room_for(cluster, shut_down):
     settings = RayExecutor.create_settings(placement_group_timeout_s=3)
     with pytest.raises(SpotfleetError, match=r"of 2 workers were placed within 3 s; the cluster has room for 0"):
@@ -346,7 +393,7 @@ def test_a_detached_run_outlives_its_driver(cluster, shut_down, tmp_path):
 
 def test_hosts_that_come_and_go_at_random_repeat_no_step(cluster, shut_down, tmp_path):
     settings = ElasticRayExecutor.create_settings(min_np=1, max_np=3)
-    settings.discovery = TestDiscovery(min_hosts=1, max_hosts=3, change_frequency_s=8, seed=5)
+    settings.discovery = TestDiscovery(min_hosts=1, max_hosts=3, change_frequency_s=3, seed=5)
     executor = shut_down(ElasticRayExecutor(settings, override_discovery=False))
     executor.start()
     run = Run(executor, tmp_path)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from spotfleet.addresses import split
+from spotfleet.membership import Ordered
+from spotfleet.membership.pace import Pace
 from spotfleet.protocol.messages import JOB_KEY, Checkpoint, Stage, WorkerOrders, WorkerReport
 from spotfleet.ray import logger
 from spotfleet.ray.run.checkpoints import CheckpointTarget, RunCheckpoints
@@ -47,10 +49,12 @@ class Toy:
 class Toys:
     """A coordinator with its loop, and its toys."""
 
-    def __init__(self, least: int, most: int, checkpoints: RunCheckpoints | None = None) -> None:
+    def __init__(self, least: int, most: int, checkpoints: RunCheckpoints | None = None,
+                 pace: Pace | None = None) -> None:
         self.logs: list[Any] = []
         self.coordinator = Coordinator("127.0.0.1", KEY, least, most, lambda: None,
-                                       lambda worker, info: self.logs.append((worker, info)), checkpoints)
+                                       lambda worker, info: self.logs.append((worker, info)), pace)
+        self.coordinator.use(checkpoints or RunCheckpoints())
         self.changes: list[Any] = []
         self.toys: dict[str, Toy] = {}
         self._over = threading.Event()
@@ -85,8 +89,8 @@ class Toys:
 def toys() -> Iterator[Callable[..., Toys]]:
     made: list[Toys] = []
 
-    def make(least: int, most: int, checkpoints: RunCheckpoints | None = None) -> Toys:
-        made.append(Toys(least, most, checkpoints))
+    def make(least: int, most: int, checkpoints: RunCheckpoints | None = None, pace: Pace | None = None) -> Toys:
+        made.append(Toys(least, most, checkpoints, pace))
         return made[-1]
 
     yield make
@@ -164,6 +168,19 @@ def test_fewer_workers_are_wanted_and_the_rest_goes_on(toys):
     eventually(lambda: fleet.runs("a", "b"))
 
 
+def test_one_worker_joins_in_each_change_where_the_pace_is_one(toys):
+    fleet = toys(1, 3, pace=Pace(max_join=1))
+    fleet.add("a")
+    eventually(lambda: fleet.runs("a"))
+    fleet.coordinator.resize(1, 1)
+    fleet.add("b")
+    fleet.add("c")
+    eventually(lambda: all(toy.line.report.stage is Stage.READY for toy in fleet.toys.values()))
+    fleet.coordinator.resize(1, 3)
+    eventually(lambda: fleet.runs("a", "b", "c"))
+    assert [len(c.members) for c in fleet.changes if isinstance(c, Ordered)] == [1, 2, 3]
+
+
 def test_a_stranger_without_the_key_is_no_worker(toys):
     fleet = toys(1, 2)
     fleet.add("a")
@@ -208,6 +225,20 @@ def test_values_that_a_worker_logs_arrive_in_order(toys, monkeypatch):
         logger.log({"epoch": epoch})
     assert fleet.logs == [("a/0/1", {"epoch": n}) for n in range(3)]
     logger._connection[1].close()
+
+
+def test_a_value_may_be_answered_and_its_sender_waits_for_that(monkeypatch):
+    server = ControlServer("127.0.0.1", KEY, lambda report: None, lambda worker: None,
+                           lambda worker, value: {"of": worker, "twice": 2 * value["n"], "long": "x" * 100_000})
+    monkeypatch.setenv("SPOTFLEET_SOCKET", server.path)
+    monkeypatch.setenv("SPOTFLEET_WORKER", "a/0/1")
+    monkeypatch.setenv(JOB_KEY, KEY)
+    monkeypatch.setattr(logger, "_connection", None)
+    try:
+        assert logger.send({"n": 4}, 30.0) == {"of": "a/0/1", "twice": 8, "long": "x" * 100_000}
+        logger._connection[1].close()
+    finally:
+        server.close()
 
 
 def test_the_server_listens_where_the_workers_are_told(toys):

@@ -63,6 +63,7 @@ class RayStage:
     stage: Stage
     fleet: Fleet
     up_s: float = 0.0  # from `ray start` until three raylets had joined
+    cpu_s: float = 0.0  # the time of processors that its processes had used by then
     jobs: list[Job] = field(default_factory=list)
     folders: list[Path] = field(default_factory=list)  # where the cluster has its files on this machine
 
@@ -119,19 +120,26 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayStage]:
         patch.chdir(work)
         stage = Stage(home, work)
         try:
-            found = RayStage(stage, stage.fleet("ring", least=1, target=3, more="ray: {object_store: 0.02}"))
+            found = RayStage(stage, stage.fleet("ring", least=3, target=3, more="ray: {object_store: 0.02}"))
             began = time.monotonic()
-            stage.cli("ray", "start", "-d")
-            secrets = next(home.glob("local/hosts/*/jobs/*/secrets.json"))
-            found.folders = folders = [Path(folder_of(json.loads(secrets.read_text())["RAY_AUTH_TOKEN"]))]
+            stage.cli("ray", "start")
+            found.folders = folders = [folder_in(home)]
             found.wait_for_nodes(3)
             found.up_s = time.monotonic() - began
+            times = [p.cpu_times() for p in [*processes(), *processes(HEAD), *processes(RAYLET)]]
+            found.cpu_s = sum(t.user + t.system for t in times)
             yield found
         finally:
             show(home)
             LocalCloud(home).shutdown()
             for folder in folders:  # its processes have ended with their machines
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def folder_in(home: Path) -> Path:
+    """The folder of the cluster that runs on this home's fleet."""
+    secrets = next(home.glob("local/hosts/*/jobs/ray-*/secrets.json"))
+    return Path(folder_of(json.loads(secrets.read_text())["RAY_AUTH_TOKEN"]))
 
 
 def show(home: Path) -> None:
@@ -141,7 +149,7 @@ def show(home: Path) -> None:
 
 
 def test_a_submitted_script_uses_all_hosts_with_its_modules_and_its_exit_status_comes_back(ring: RayStage):
-    print(f"3 hosts were up {ring.up_s:.1f} s after `ray start`")
+    print(f"3 hosts were up {ring.up_s:.1f} s after `ray start`, for which Ray took {ring.cpu_s:.1f} s of processors")
     done = ring.stage.cli("ray", "submit", "asks.py", "--flag", ok=False)
     assert done.stdout == "3.0 49 ['--flag']\n", done.stderr
     assert done.returncode == 3, done.stderr
@@ -160,8 +168,15 @@ def test_the_token_is_on_no_command_line_and_not_in_the_home_folder(ring: RaySta
     assert not kept.exists() or token not in kept.read_text()
 
 
+def test_a_command_can_be_ended(ring: RayStage):
+    driver = json.loads(ring.stage.cli("ray", "submit", "-d", "-o", "json", "--", "sleep", "600").stdout)["driver"]
+    ring.stage.cli("ray", "cancel", driver)
+    wait_for("its end", lambda: ring.fleet.ray.driver(driver).state == "stopped")
+
+
 def test_a_notice_drains_the_node_at_once_and_its_replacement_joins_before_it_goes(ring: RayStage):
-    driver = ring.fleet.ray.submit(["holds.py", "3", str(ring.stage.work / "enough")])
+    script = ("holds.py", "3", str(ring.stage.work / "enough"))
+    driver = json.loads(ring.stage.cli("ray", "submit", "-d", "-o", "json", *script).stdout)["driver"]
     wait_for("actors", lambda: b"on " in b"".join(ring.fleet.ray.logs(driver)), LIMIT_S)
     noticed = sorted(ring.nodes())[0]
     began = time.monotonic()
@@ -173,7 +188,7 @@ def test_a_notice_drains_the_node_at_once_and_its_replacement_joins_before_it_go
     assert ring.nodes()[noticed].draining  # it is still there, and runs what it ran
     (ring.stage.work / "enough").touch()
     wait_for("the script's end", lambda: ring.fleet.ray.driver(driver).state != "running")
-    first, last = (line.split()[1:] for line in b"".join(ring.fleet.ray.logs(driver)).decode().splitlines())
+    first, last = (line.split()[1:] for line in ring.stage.cli("ray", "logs", "-f", driver).stdout.splitlines())
     assert first == last and noticed in first and ring.fleet.ray.driver(driver).state == "succeeded"
     wait_for("the host's end", lambda: noticed not in [h.host for h in ring.fleet.hosts()])
 
@@ -208,5 +223,11 @@ def test_nothing_of_ray_is_left_after_stop_although_parts_of_it_were_killed(ring
     assert "no Ray cluster runs" in ring.stage.cli("ray", "status").stdout
     with pytest.raises(UsageError, match="no Ray cluster runs on this fleet"):
         ring.fleet.ray.submit(["asks.py"])
+
+
+def test_nothing_of_ray_is_left_after_down_while_a_cluster_starts(ring: RayStage):
+    ring.stage.cli("ray", "start", "-d")
+    ring.folders.append(folder_in(ring.stage.home))
+    wait_for("head and raylets", lambda: processes(HEAD) and processes(RAYLET) and processes(), LIMIT_S)
     ring.fleet.down(discard=True)
     assert not ring.left() and ring.stage.cloud.truth() == []

@@ -59,12 +59,15 @@ def test_both_generations_of_names_make_the_same_parameters():
     older = ElasticRayExecutor(settings, use_gpu=True, cpus_per_slot=2, gpus_per_slot=1)
     newer = RayExecutor(RayExecutor.create_settings(), min_workers=2, max_workers=4, use_gpu=True, cpus_per_worker=2,
                         gpus_per_worker=1, reset_limit=7, elastic_timeout=60)
+    slots = RayExecutor(settings, min_workers=2, use_gpu=True, cpus_per_slot=2, gpus_per_slot=1)
+    assert slots.elastic.params == older.params
     assert older.params == newer.elastic.params == ElasticParams(
         2, 4, reset_limit=7, elastic_timeout=60, cpus_per_worker=2, use_gpu=True, gpus_per_worker=1)
 
 
 def test_a_static_executor_counts_hosts_times_workers():
     assert RayExecutor(num_hosts=2, num_workers_per_host=3).num_workers == 6
+    assert RayExecutor(num_hosts=2, num_slots=3).num_workers == 6
     with pytest.raises(UsageError, match="one of num_workers, num_hosts and min_workers"):
         RayExecutor(num_workers=2, min_workers=1)
     with pytest.raises(UsageError, match="one of"):

@@ -1,6 +1,6 @@
 """Many random histories, on all cores; a failing seed is printed with the command that replays it.
 
-    python -m tests.sim.many_histories membership|schedule|planner|demand|fleet COUNT [FIRST] [PROCESSES]
+    python -m tests.sim.many_histories membership|engines|schedule|planner|demand|fleet COUNT [FIRST] [PROCESSES]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from multiprocessing import get_context
 
 DRIVERS = {  # kind -> the module whose `history(seed)` raises AssertionError for a history that goes wrong
     "membership": "tests.support.membership.membership_history",
+    "engines": "tests.support.membership.engine_history",
     "schedule": "tests.support.membership.schedule_history",
     "planner": "tests.support.fleet.planner_history",
     "demand": "tests.support.fleet.demand_history",

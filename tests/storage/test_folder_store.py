@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +27,22 @@ def test_what_is_put_is_found_by_another_process_of_the_fleet(target, tmp_path):
     assert again.names() == ["jobs/job-1/checkpoints/7-3.ckpt", "ledger.db"]
     assert again.find("jobs/job-1/checkpoints/7-3.ckpt").read_bytes() == b"weights"
     assert again.names("jobs/job-1") == ["jobs/job-1/checkpoints/7-3.ckpt"]
+
+
+def test_a_mounted_bucket_which_renames_nothing_is_named_with_what_to_do(target, monkeypatch):
+    def replace(path: Path, _target: Path) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(path))
+
+    def denied(path: Path, missing_ok: bool = False) -> None:  # without --allow-delete
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(OSError, match="as in a mounted bucket: name the bucket itself") as caught:
+        target.put("ledger.db", [b"rows"])
+    assert caught.value.strerror.startswith("files cannot be renamed") and target.names() == []  # as `status` shows it
+    monkeypatch.setattr(Path, "unlink", denied)
+    with pytest.raises(OSError, match="cannot be renamed there"):
+        target.put("ledger.db", [b"rows"])
 
 
 def test_a_later_fleet_of_the_same_name_finds_nothing_of_it(target, tmp_path):

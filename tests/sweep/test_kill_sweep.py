@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 
@@ -10,6 +11,7 @@ from spotfleet.api.machine import DispatcherMachine
 from spotfleet.fleet.domain.events import FleetDown, LaunchIntended
 from spotfleet.fleet.ledger import Ledger
 from tests.support.sweep.sweep_flows import FLOWS, Point, kill, points
+from tests.support.sweep.sweep_world import World
 from tests.sweep.kill_sweep import table
 
 PART = 1 if os.environ.get("SPOTFLEET_LONG") else 32  # one state of so many, in each run others
@@ -54,3 +56,10 @@ def point(victim: str, name: str, what: str) -> Point:
     """Just after the first `what` of that flow."""
     flow = next(f for f in FLOWS if (f.victim, f.name) == (victim, name))
     return next(p for p in points(flow) if p.after and p.what == what)
+
+
+def test_a_world_whose_disks_another_process_removes_says_so():
+    with World() as world:
+        shutil.rmtree(world.root)
+        with pytest.raises(AssertionError, match="another process has removed"):
+            world.laptop(lambda: world.house.folder("digits").record)

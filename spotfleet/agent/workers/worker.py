@@ -38,6 +38,7 @@ from spotfleet.agent.transfer import Transfers
 from spotfleet.agent.workers.gang import ReservedPort, command_of, place_in
 from spotfleet.agent.workers.liveness import DUMP_S, HANGS_S, Liveness, state_of
 from spotfleet.errors import SpotfleetError, is_full
+from spotfleet.model import RAY_KIND
 from spotfleet.protocol.messages import (
     Exit,
     SlotOrder,
@@ -303,6 +304,8 @@ class AgentWorker:
         if spec.restarts:
             self._grace_s, self._gang = spec.grace_s, spec.gang
             generation = await self._join(prepared, env)
+        elif spec.kind == RAY_KIND:
+            self._grace_s = spec.grace_s  # to remove what its raylet has left
         self._set_why("starting")
         self._shell = not spec.argv
         argv, run = command_of(spec, self.order.gang.saved if self.order.gang is not None else "")

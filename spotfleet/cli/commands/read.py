@@ -57,6 +57,9 @@ def status(name: str, *, watch: bool, everything: bool, as_json: bool) -> None:
         if found.state == "down":
             if fleet.ended and (kept := fleet.archive):
                 print_message(f"its results are in {kept}; `spotfleet down` has nothing left to do")
+            if not fleet.ended:
+                print_message("its dispatcher's machine still runs and keeps the results: `spotfleet down "
+                              f"{fleet.name}` copies them here and ends it")
             next_command(f"spotfleet cost {fleet.name}",
                          "spotfleet up FILE" if fleet.ended else f"spotfleet down {fleet.name}")
         return

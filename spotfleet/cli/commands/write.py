@@ -68,6 +68,9 @@ def base_of(from_terraform: str, name: str, file: Path | None) -> Base | None:
 
 def load_file(path: Path, given: Given) -> FleetFile:
     """Read a fleet file, and print its notes."""
+    if path.suffix == ".py" and path.is_file():
+        raise UsageError(f"{path} is a Python script, not a fleet file",
+                         hint=f"`spotfleet up FLEET.yaml` starts a fleet, then `spotfleet train {path}` runs it")
     found = load(path, given=given)
     for line in found.notes:
         print_message(f"note: {line}")
@@ -182,7 +185,7 @@ def run(name: str, words: Sequence[str], tail: Sequence[str] | None, *, file: Pa
     if words or bool(command) == (file is not None):
         got = f"; got {' '.join(words)}" if words else ""
         raise UsageError(f"expected a command after `--`, or a task file{got}",
-                         hint="spotfleet run -- python x.py, or spotfleet run -f TASK.yaml")
+                         hint=f"spotfleet run -- {shlex.join(words) or 'python x.py'}, or spotfleet run -f TASK.yaml")
     fleet = Fleet(name)
     job = fleet.run(command, file=file, nodes=nodes, each=each, name=name_of_job, envs=variables(env),
                     secrets=secrets(secret), down=down, wait=wait, priority=priority, options=_options(restarts),

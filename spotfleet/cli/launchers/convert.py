@@ -18,13 +18,25 @@ from spotfleet.words import counted
 WHAT = "give a cluster file of Ray, a configuration of dstack, a hostfile or a host-discovery script, or -H HOST:SLOTS"
 
 
+class _BlockDumper(yaml.SafeDumper):
+    """Writer of YAML that keeps scripts as blocks of lines, so that they can be read and changed."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_BlockDumper.add_representer(str, _text)
+
+
 def convert(file: Path | None, *, hosts: str, slots: int, as_json: bool) -> None:
     found = _converted(file, hosts, slots)
     if as_json:
         print(json.dumps(found.data, indent=1))
     else:
         source = f" from {file}" if file else ""
-        print(f"# made by `spotfleet convert`{source}\n{yaml.safe_dump(found.data, sort_keys=False)}", end="")
+        text = yaml.dump(found.data, Dumper=_BlockDumper, sort_keys=False)
+        print(f"# made by `spotfleet convert`{source}\n{text}", end="")
     for line in found.left_out:
         print_message(f"left out: {line}")
     taken = f"; {counted(len(found.left_out), 'thing')} left out" if found.left_out else ""

@@ -14,7 +14,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,14 @@ import yaml
 from spotfleet.api import Fleet, Job
 from spotfleet.api.job import succeeded
 from spotfleet.cli.commands.follow import print_progress
-from spotfleet.cli.console import print_message, print_step
+from spotfleet.cli.console import print_message, print_step, told_if_slow
 from spotfleet.cli.launchers.convert import listed
 from spotfleet.cli.options import Interrupted
 from spotfleet.config import parse
 from spotfleet.config.foreign import horovod
 from spotfleet.config.foreign.source import name
 from spotfleet.errors import SpotfleetError, UsageError
+from spotfleet.words import counted
 
 ANY_PORT = 9  # only the route is looked up; nothing is sent
 PYTHON = re.compile(r"python(\d(\.\d+)?)?")
@@ -55,6 +56,8 @@ class HorovodRun:
     ssh_port: int = 0
     identity_file: str = ""
     dispatcher: str = ""
+    engine: bool = False  # a flag for MPI or for the engine of Horovod was given
+    nics: bool = False  # network interfaces were named
 
     @property
     def np(self) -> tuple[int, int]:
@@ -75,11 +78,8 @@ def horovodrun(words: Sequence[str], given: HorovodRun) -> None:
         data["environment"]["python"] = words[0]
     if given.verbose:
         print_message(f"the fleet file:\n{yaml.safe_dump(data, sort_keys=False)}")
-    if where.here and len(list(Path("/dev").glob("nvidia[0-9]*"))) > 1:
-        print_message("note: workers on this machine alone are hosts with one slot each, all with LOCAL_RANK 0; to use "
-                      "several GPUs, name the machine: -H NAME:GPUS, and another one as --dispatcher")
-    if given.reset_limit:
-        print_message("note: --reset-limit is not followed: a job goes on as long as --min-np workers remain")
+    for note in notes(given, where):
+        print_message(f"note: {note}")
     fleet = Fleet(parse(yaml.safe_dump(data), Path.cwd() / f"{data['name']}.yaml", os.environ, check_files=True))
     try:
         run(fleet, given, script, args)
@@ -91,6 +91,23 @@ def horovodrun(words: Sequence[str], given: HorovodRun) -> None:
         end(fleet, given)
         raise
     end(fleet, given)
+
+
+def notes(given: HorovodRun, where: horovod.HorovodHosts) -> list[str]:
+    """Return what is different here from horovodrun, for the flags that were given."""
+    found = []
+    if where.here and len(list(Path("/dev").glob("nvidia[0-9]*"))) > 1:
+        found.append("workers on this machine alone are hosts with one slot each, all with LOCAL_RANK 0; to use "
+                     "several GPUs, name the machine: -H NAME:GPUS, and another one as --dispatcher")
+    if given.engine:
+        found.append("flags for MPI and for Horovod's engine (fusion, cycle time, cache, autotune, stall check, log "
+                     "level) change nothing: gradients travel through torch.distributed")
+    if given.nics:
+        found.append("--network-interface is not followed: a host uses the address of its route to the dispatcher; in "
+                     "a fleet file, `ssh.hosts: [{host: ..., address: ...}]` names another")
+    if given.reset_limit:
+        found.append("--reset-limit is not followed: a job goes on as long as --min-np workers remain")
+    return found
 
 
 def program(words: Sequence[str]) -> tuple[str, tuple[str, ...], str]:
@@ -173,6 +190,8 @@ def own_address(where: horovod.HorovodHosts) -> str:
 def run(fleet: Fleet, given: HorovodRun, script: str, args: Sequence[str]) -> None:
     """Bring the fleet up, and run the job to its end. Raises JobFailed."""
     progress = print_step if given.verbose else _quiet
+    if not given.verbose:
+        print_message(f"starting machines for {counted(given.num_proc, 'worker')}; --verbose shows each step")
     fleet.up(progress=progress, timeout_s=given.elastic_timeout_s)
     job = fleet.train(script, args, np=given.np, detach=True, progress=print_step)
     if given.verbose:
@@ -214,7 +233,8 @@ def end(fleet: Fleet, given: HorovodRun) -> None:
         return
     if given.timeline is not None:
         given.timeline.write_text(json.dumps(timeline(fleet.events())))
-    done = fleet.down(progress=print_step if given.verbose else _quiet)
+    with nullcontext() if given.verbose else told_if_slow("copying the results and ending the machines ..."):
+        done = fleet.down(progress=print_step if given.verbose else _quiet)
     for line in (*done.missing, *done.partial):
         print_message(f"not collected: {line}")
 

@@ -22,7 +22,7 @@ def page(name: str, *, port: int, browser: bool, may_act: bool) -> None:
         server.start()
         print(server.address, flush=True)
         print_message("it shows the fleet, and may cancel jobs and drain hosts, until Ctrl-C" if may_act else
-                      "it shows the fleet and changes nothing (`--allow-actions`), until Ctrl-C")
+                      "it shows the fleet until Ctrl-C, and changes nothing; with `--allow-actions` it may")
         if browser and not webbrowser.open(server.address_once):
             print_message(f"no browser was found here: open the address; from another machine first "
                           f"`ssh -L {server.port}:127.0.0.1:{server.port} THIS-MACHINE`")

@@ -7,12 +7,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from spotfleet.config.foreign.source import Converted, ForeignKeys, name, script, without_empty
+from spotfleet.config.gpus import with_memory
 
 MARKETS = {"spot": "spot", "on-demand": "on-demand", "auto": "auto"}
 NO_SERVICE = "replicas behind a gateway are not run here; its commands run as a job"
 GB = re.compile(r"(\d+(?:\.\d+)?)\s*(?:(M|G|T)i?B?)?", re.I)
 UNITS = {"M": 1 / 1024, "G": 1.0, "T": 1024.0, "": 1.0}
 MAKERS = ("nvidia", "amd", "google", "intel", "tenstorrent")
+# Each command of dstack runs only after the one before has succeeded.
+STOPS = "set -e  # the first command that fails ends the job\n"
+VARIABLES = {
+    "NODE_RANK": "$SPOTFLEET_NODE_RANK", "NODES_NUM": "$SPOTFLEET_NUM_NODES", "NODES_IPS": '"$SPOTFLEET_NODE_IPS"',
+    "MASTER_NODE_IP": "$MASTER_ADDR", "GPUS_PER_NODE": "$SKYPILOT_NUM_GPUS_PER_NODE",
+    "GPUS_NUM": "$((SPOTFLEET_NUM_NODES * SKYPILOT_NUM_GPUS_PER_NODE))", "RUN_NAME": "$SPOTFLEET_JOB",
+    "WORKING_DIR": "$PWD",
+}  # DSTACK_ variables by ours
+NAMED = re.compile(r"\bDSTACK_(\w+)")
+FILLED_IN = re.compile(r"[ \t]*\$\{\{\s*(.*?)\s*\}\}")  # by dstack, before the shell reads it
 
 
 def convert(data: Mapping[str, Any]) -> Converted:
@@ -35,8 +46,11 @@ def convert(data: Mapping[str, Any]) -> Converted:
     elif backends:
         result["provider"] = backends if len(backends) > 1 else backends[0]
     policy = file.take("spot_policy")
-    if policy == "on-demand":
+    if policy in (None, "on-demand") and not ssh:
         resources["use_spot"] = False
+        if policy is None and kind not in ("gateway", "volume"):
+            file.note("spot_policy", "the file names none, which is on demand in dstack, so `use_spot: false` is "
+                                     "written; remove it for spot machines")
     elif policy and not ssh:
         result["spot_policy"] = MARKETS.get(policy, policy)
     result["resources"] = resources
@@ -74,8 +88,30 @@ def _program(file: ForeignKeys, kind: str) -> dict[str, Any]:
         files[remote or local] = local
     for volume in file.take("volumes", []):
         file.note("volumes", f"{volume} cannot be mounted; name data under `file_mounts`")
-    return {"container": file.take("image"), "envs": envs, "workdir": file.take("working_dir"), "file_mounts": files,
-            "setup": script(file.take("init")), "run": script(file.take("commands"))}
+    secrets = [key for key, value in envs.items() if (found := FILLED_IN.search(str(value)))
+               and found[1].startswith("secrets.")]
+    for key in secrets:
+        file.note(f"env.{key}", f"a secret of dstack; here it comes from your environment: `export {key}=...`")
+    return {"container": file.take("image"), "envs": {k: v for k, v in envs.items() if k not in secrets},
+            "secrets": dict.fromkeys(secrets), "workdir": file.take("working_dir"), "file_mounts": files,
+            "setup": _commands(file, "init"), "run": _commands(file, "commands")}
+
+
+def _commands(file: ForeignKeys, key: str) -> str:
+    """Return a list of commands as a script that stops at the first failure, with dstack's variables that it names."""
+    text = script(file.take(key))
+    if not text:
+        return ""
+    for given in dict.fromkeys(FILLED_IN.findall(text)):
+        file.note(key, f"${{{{ {given} }}}} is filled in by dstack; here it is empty")
+    text = FILLED_IN.sub("", text)
+    head = ""
+    for variable in dict.fromkeys(NAMED.findall(text)):
+        if value := VARIABLES.get(variable):
+            head += f"export DSTACK_{variable}={value}\n"
+        else:
+            file.note(key, f"DSTACK_{variable} has no value here")
+    return STOPS + head + text
 
 
 def _ssh(given: ForeignKeys) -> dict[str, Any]:
@@ -150,21 +186,26 @@ def _gpu(given: ForeignKeys) -> Any:
     value = given.take("gpu")
     if isinstance(value, dict):
         names, count, memory = value.get("name") or [], value.get("count"), value.get("memory")
-        names = [names] if isinstance(names, str) else list(names)
+        names, maker = [names] if isinstance(names, str) else list(names), value.get("vendor") or ""
     else:
-        names, count, memory = [], None, None
+        names, count, memory, maker = [], None, None, ""
         for part in str(value or "").split(":"):
             if re.fullmatch(r"\d+(\.\.\d*)?|\.\.\d+", part):
                 count = part
             elif re.search(r"\d+(GB|TB|MB)", part, re.I):
                 memory = part
-            elif part and part.lower() not in MAKERS:
+            elif part.lower() in MAKERS:
+                maker = part
+            elif part:
                 names += part.split(",")
     if value in (None, 0) or not (names or memory or count):
         return None
+    vendor = next((m for m in MAKERS if m == str(maker).lower()), "nvidia")
     if not names:
-        given.note("gpu", f"{value}: name the GPU under `accelerators`; its memory alone chooses none")
-        return None
+        names, memory = with_memory(str(memory or ""), vendor), None
+    if not names:
+        given.note("gpu", f"{value}: no GPU of that kind is known; name one under `accelerators`")
+        return str(value)  # `up` refuses it: a fleet without GPUs is not what the file asks for
     number = GB.match(str(memory or ""))
     count = str(count or 1)
     if ".." in count:

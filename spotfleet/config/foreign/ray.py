@@ -5,6 +5,7 @@ The file's own commands run as `setup`. Ray itself is not started: `spotfleet tr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,12 @@ from spotfleet.config.foreign.source import Converted, ForeignKeys, name, script
 NOT_STARTED = "Ray is not started: `spotfleet train SCRIPT.py` runs a script on every host"
 PACE = "the dispatcher decides when to launch"
 DISK_FROM = ("BlockDeviceMappings", "Ebs", "VolumeSize")
+# Ray runs each command in a shell of its own, and the first that fails ends the start of the node.
+STOPS = "set -e  # the first command that fails ends the setup\n"
+OF_ITS_SHELL = re.compile(r"\b(cd|export|source|ulimit|conda activate)\b")
+PROFILE = re.compile(r"\.(bashrc|profile|bash_profile)\b")
+NETWORK = {"SubnetIds": ("subnets", r"subnet-[0-9a-f]{8,17}"), "SubnetId": ("subnets", r"subnet-[0-9a-f]{8,17}"),
+           "SecurityGroupIds": ("security_groups", r"sg-[0-9a-f]{8,17}")}
 
 
 def convert(data: Mapping[str, Any]) -> Converted:
@@ -22,6 +29,8 @@ def convert(data: Mapping[str, Any]) -> Converted:
     types = file.section("available_node_types")
     head, workers = _machines(file, types)
     least, most = _nodes(file, workers)
+    setup, docker = _setup(file, workers), file.section("docker")
+    image = _image(docker, workers)
     result: dict[str, Any] = {"name": name(file.take("cluster_name"))}
     if kind == "local":
         result |= _machines_over_ssh(file, where)
@@ -34,11 +43,8 @@ def convert(data: Mapping[str, Any]) -> Converted:
     else:
         result["autostop"] = {"idle_minutes": minutes} if minutes else None
     result["file_mounts"] = file.take("file_mounts", {})
-    result["setup"] = script(file.take("initialization_commands"), file.take("setup_commands"),
-                             file.take("worker_setup_commands"))
+    result["setup"] = setup
     file.leave("head_setup_commands", "the dispatcher's machine runs none of your code")
-    docker = file.section("docker")
-    image = docker.take("image") or docker.take("worker_image")
     for key in list(docker.data):
         docker.leave(key, "`container` has an image, an engine and mounts")
     result["container"] = image
@@ -72,10 +78,39 @@ def _machines(file: ForeignKeys, types: ForeignKeys) -> tuple[ForeignKeys, list[
         kind.leave("labels", "no job is placed by labels")
         kind.take("resources")
     head = found.pop(head_name, ForeignKeys({}))
+    if head.data.get("max_workers"):  # then workers are of the head's type, too
+        found[head_name] = ForeignKeys(head.data, head.path, head.left_out)
     machine = head.section("node_config")
     for key in ("min_workers", "max_workers", "docker"):
         head.take(key)
     return machine, [*found.values()] or [ForeignKeys({}, "", file.left_out)]
+
+
+def _setup(file: ForeignKeys, workers: list[ForeignKeys]) -> str:
+    """Return the commands that Ray runs on each worker, as a script that ends at the first failure."""
+    lists = [file.take(key) or [] for key in ("initialization_commands", "setup_commands", "worker_setup_commands")]
+    if len(workers) == 1:
+        lists[2] = workers[0].take("worker_setup_commands", lists[2])  # those of a type replace those of the file
+    for worker in workers:
+        worker.leave("worker_setup_commands", "`setup` is one for all hosts")
+    commands = [str(command).rstrip("\n") for part in lists for command in part]
+    if any(PROFILE.search(command) for command in commands):
+        file.note("setup_commands", "`setup` and jobs read no ~/.bashrc and no profile: write variables under `envs`, "
+                                    "and an `export PATH=...` at the head of `setup` and `run`")
+    lines = [f"( {command} )" if OF_ITS_SHELL.search(command) else command for command in commands]
+    return STOPS + script(lines) if lines else ""
+
+
+def _image(docker: ForeignKeys, workers: list[ForeignKeys]) -> str | None:
+    """Return the image of the workers: that of their type, that of all workers, or that of all nodes."""
+    common, of_workers = docker.take("image"), docker.take("worker_image")
+    for key in ("head_image", "head_run_options"):
+        docker.leave(key, "the dispatcher's machine runs none of your code")
+    own = [worker.section("docker") for worker in workers]
+    found = own[0].take("worker_image") if len(own) == 1 else None
+    for worker in own:
+        worker.finish()
+    return found or of_workers or common
 
 
 def _nodes(file: ForeignKeys, workers: list[ForeignKeys]) -> tuple[int, int]:
@@ -106,6 +141,8 @@ def _cloud(kind: str, where: ForeignKeys, head: ForeignKeys, workers: list[Forei
     for worker in workers:
         config = worker.section("node_config") if "node_config" in worker.data else worker
         found.append(_machine(config, own))
+        if (networks := _network(config)) and region:
+            own["networks"] = {region: networks}
         for part in {id(config): config, id(worker): worker}.values():
             part.finish()
     machine = _machine(head, {})
@@ -131,11 +168,33 @@ def _machine(config: ForeignKeys, own: dict[str, Any]) -> dict[str, Any]:
     spot = options.take("MarketType") == "spot" or preemptible
     price = options.section("SpotOptions").take("MaxPrice")
     own |= without_empty({"image": config.take("ImageId"), "key_pair": config.take("KeyName")})
+    for disk in config.take("disks", []):  # Google Cloud's
+        given = disk.get("initializeParams") or {} if isinstance(disk, dict) else {}
+        own |= without_empty({"disk": given.get("diskSizeGb"), "image": _image_path(given.get("sourceImage"))})
     for disk in config.take(DISK_FROM[0], []):
         if gib := (disk.get(DISK_FROM[1]) or {}).get(DISK_FROM[2]):
             own["disk"] = gib
     return without_empty({"instance_type": kind, "max_hourly_cost": float(price) if _number(price) else None}) | {
         "use_spot": spot}
+
+
+def _image_path(path: Any) -> str:
+    """Return an image of Google Cloud without the address of its API."""
+    return str(path or "").rpartition("/v1/")[2]
+
+
+def _network(config: ForeignKeys) -> dict[str, list[str]]:
+    """Return the subnets and security groups of AWS that a `node_config` names."""
+    found: dict[str, list[str]] = {}
+    for key, (ours, form) in NETWORK.items():
+        ids = config.data.get(key) or []
+        ids = ids if isinstance(ids, list) else [ids]
+        if ids and all(re.fullmatch(form, str(one)) for one in ids):
+            found[ours] = [str(one) for one in ids]
+            config.take(key)
+        elif ids:
+            config.leave(key, f"{ids[0]} is not the id of one; write yours under `aws.networks`")
+    return found
 
 
 def _number(value: Any) -> bool:

@@ -58,5 +58,5 @@ def without_empty(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def script(*parts: Any) -> str:
     """Join lists of shell commands to one text, a command a line."""
-    lines = [str(line) for part in parts for line in (part if isinstance(part, list) else [part] if part else [])]
-    return "\n".join(lines) + "\n" if lines else ""
+    lines = [line for part in parts for line in (part if isinstance(part, list) else [part] if part else [])]
+    return "".join(str(line).rstrip("\n") + "\n" for line in lines)

@@ -152,7 +152,7 @@ def submission(record: JobRecord, secrets: dict[str, str]) -> JobSubmitted:
         command = command.replace(value, "***")
     deadline_at = record.submitted_at + spec.deadline_s if spec.deadline_s else 0.0
     return JobSubmitted(record.submitted_at, record.job, spec.name, command, spec.min_workers, spec.max_workers,
-                        deadline_at, spec.work_s, spec.work_steps, spec.work_host_s)
+                        deadline_at, spec.work_s, spec.work_steps, spec.work_host_s, spec.kind_of)
 
 
 def name_for(spec: JobSpec, known: Iterable[str], above: int, fleet: str = "", groups: Iterable[str] = ()) -> str:

@@ -137,7 +137,7 @@ class JobDesk:
         self.allocation = Allocation(held, self.allocation.why)
 
     def cancel(self, job: ManagedJob) -> None:
-        job.cancel("cancelled by `spotfleet cancel`")
+        job.cancel("asked by `spotfleet cancel`")
         self._core.step_soon()
 
     def save_folder(self, job: ManagedJob, digest: str) -> None:

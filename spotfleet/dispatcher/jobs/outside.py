@@ -103,6 +103,8 @@ class OutsideTracker:
         if self.kind is None or not live:
             return ""
         run = f"{counted(live, 'worker')} {'runs' if live == 1 else 'run'} this script"
+        if not self.sure and self._spec.kind == "command":
+            return run  # its source shows that it never calls it
         if not self.sure:
             return f"{run}; hvd.init() has not been called yet"
         return f"{run} {self._without}: {self._at_a_loss if self._together else self._alone(live)}"

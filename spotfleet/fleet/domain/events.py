@@ -236,6 +236,7 @@ class JobSubmitted:
     work_s: float = 0.0  # at the fleet's full target; 0: not given
     work_steps: int = 0  # 0: not given
     work_host_s: float = 0.0  # `work_s` in host-seconds: the target may change later
+    job_kind: str = ""  # one of model.JOB_KINDS; "": from an earlier release
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from spotfleet.providers.kit.requests import until_known
 
 log = logging.getLogger(__name__)
 PROFILE_S, PROFILE_PAUSE_S = 120.0, 2.0  # the same for an instance profile, which IAM passes on: as Terraform waits
+SLOWED = 2  # further attempts of a fleet that EC2 slows down
 LISTED_S = 10.0  # until an instance of an earlier call is listed
 FORGOTTEN_S = 3600.0  # added to the host's lifetime for its persistent request: EC2 counts from the launch
 FULL = "InsufficientFreeAddressesInSubnet"
@@ -61,7 +62,7 @@ def launch_together(account: Account, requests: Sequence[LaunchRequest]) -> None
 
 def _launch(account: Account, requests: Sequence[LaunchRequest]) -> None:
     order = _order(account, requests)
-    account.pace("launch", order.offer.region)
+    account.pace("launch" if order.by_fleet else "run", order.offer.region)
     launching.launch(_Launching(account, order, requests))
 
 
@@ -169,7 +170,8 @@ class _Launching(LaunchSteps):
         """Make the host by CreateFleet.
 
         A fleet that made nothing has used up its token: EC2 would repeat the answer for a day. If EC2 does not know a
-        resource that we have just made, another attempt follows under the next token. A repeated call sends all
+        resource that we have just made, another attempt follows under the next token; so do two where EC2 slows us down
+        or has trouble, which closes no pool. A repeated call sends all
         attempts anew, and gets their results. On any other error another host is tried, even if the error is short.
         """
         ec2, began = self.account.launching(self.region, self.order.where), time.monotonic()
@@ -190,7 +192,11 @@ class _Launching(LaunchSteps):
             failures = answer.get("Errors") or []
             refusal = self._refused(failures)
             texts = [(e.get("ErrorCode", ""), e.get("ErrorMessage", "")) for e in failures]
-            if isinstance(refusal, NeedsPerson) or not any(_too_new(*text) for text in texts) or not self._wait(
+            if isinstance(refusal, NeedsPerson):
+                raise refusal
+            if attempt < SLOWED and any(_slowed(*text) for text in texts):
+                time.sleep(PROFILE_PAUSE_S * 2 ** attempt)
+            elif not any(_too_new(*text) for text in texts) or not self._wait(
                     began, profile=any(_of_profile(*text) for text in texts)):
                 raise refusal
 
@@ -337,6 +343,11 @@ def _of_profile(code: str, message: str) -> bool:
 def _too_new(code: str, message: str) -> bool:
     """Return whether a fleet's error means that EC2 does not know something yet."""
     return code in NOT_YET or errors.reaction(code, message) is errors.TABLE["IncorrectState"]
+
+
+def _slowed(code: str, message: str) -> bool:
+    """Return whether a fleet's error means that EC2 slows us down, or has trouble."""
+    return errors.reaction(code, message) in (errors.TABLE["RequestLimitExceeded"], errors.TABLE["InternalError"])
 
 
 def waiting_requests(ec2: AwsClient) -> list[tuple[str, str]]:

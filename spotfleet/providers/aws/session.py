@@ -44,6 +44,7 @@ SKEW_S = 240.0  # AWS accepts signatures up to five minutes old
 INSTALL = install("aws")
 
 CHANGES_PER_S, CHANGES_AT_ONCE = 5.0, 10  # our launches, and our ends, of one region: EC2 takes 5 of a call a second
+RUNS_PER_S, RUNS_AT_ONCE = 2.0, 5  # EC2's rate of RunInstances
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -121,7 +122,7 @@ class Account(AnswerCache):
         self._lock = threading.RLock()
         self._session: Any = None
         self._clients: dict[tuple[str, str, bool], Any] = {}
-        self._paces = Paces(CHANGES_AT_ONCE, CHANGES_PER_S)
+        self._paces, self._runs = Paces(CHANGES_AT_ONCE, CHANGES_PER_S), Paces(RUNS_AT_ONCE, RUNS_PER_S)
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -148,8 +149,8 @@ class Account(AnswerCache):
         return self._client("ec2", region, where, patient=False)
 
     def pace(self, what: str, region: str) -> None:
-        """Wait until another one of `what` ("launch" or "end") is due in `region`."""
-        self._paces.wait((what, region))
+        """Wait until another one of `what` ("launch", "end", or "run" for RunInstances) is due in `region`."""
+        (self._runs if what == "run" else self._paces).wait((what, region))
 
     def all_regions(self) -> tuple[str, ...]:
         """List the account's enabled regions, sorted. Any enabled one answers; a disabled one rejects every caller."""

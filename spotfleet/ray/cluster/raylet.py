@@ -31,7 +31,7 @@ POLL_S = 0.2
 LOOK_S = 1.0  # period of connecting to the head
 REFUSED = 2  # refused connections in a row
 AGAIN_S = 1.0  # before a raylet that has ended is started again
-END_S = 1.0  # the agent kills after 3 s
+END_S = 2.0  # from SIGTERM to SIGKILL
 ENDED = 143  # as a shell reports SIGTERM: 0 would be the end of the job
 
 

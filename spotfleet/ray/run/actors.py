@@ -6,12 +6,9 @@ while it trains it answers no other call; reports and orders use its connection 
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import os
-import shutil
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -20,14 +17,9 @@ from typing import Any
 
 from spotfleet.agent.processes.zygote import modules_of
 from spotfleet.ray.installed import About, load_ray, own_python
+from spotfleet.ray.run.checkpoints import remove_work_folder
 
 WARM = ("torch", "torch._dynamo")
-WORK = "SPOTFLEET_WORK"
-
-
-def work_folder(key: str) -> str:
-    """Return the folder of a run on each node. Workers there share one copy of a checkpoint that they restore."""
-    return f"{tempfile.gettempdir()}/spotfleet-ray-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True)
@@ -87,8 +79,7 @@ class TrainingActor:
         train = sys.modules.get("spotfleet.train")
         if train is not None and "spotfleet.train.runtime" in sys.modules:
             train.shutdown()
-        if folder := os.environ.get(WORK):  # a copy there has been read long since
-            shutil.rmtree(folder, ignore_errors=True)
+        remove_work_folder()
 
 
 def _outcome(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:

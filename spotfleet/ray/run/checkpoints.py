@@ -1,4 +1,4 @@
-"""Checkpoints of a run on Ray: the target that its workers write to, and the newest one there. Pure but for `newest`.
+"""Checkpoints of a run on Ray: the target that its workers write to, and the newest one there.
 
     reported --newer--> newest --a worker reports damage--> refused; the newest that lies beside it takes its place
 
@@ -9,7 +9,10 @@ by the reports of its workers, and by one look at the target when the run begins
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +26,8 @@ from spotfleet.storage.store import DurableStore
 from spotfleet.version import install
 
 _FOLDER = re.compile(rf"(\d{{1,15}})-(\d{{1,15}})/{re.escape(METADATA)}")
+
+WORK = "SPOTFLEET_WORK"
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,17 @@ def target_of(given: str, every_s: float) -> CheckpointTarget:
         raise UsageError(f"checkpoint_target is {given!r}, which is not an absolute path",
                          hint="give the path of a folder that every node has mounted at the same place")
     return CheckpointTarget(f"file://{Path(path)}" if not separator or scheme == "file" else given.rstrip("/"), every_s)
+
+
+def work_folder(key: str) -> str:
+    """Return a run's folder on each node, as WORK. Workers there share one copy of a checkpoint that they restore."""
+    return f"{tempfile.gettempdir()}/spotfleet-ray-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+
+
+def remove_work_folder() -> None:
+    """Remove the folder at a worker's end: a copy there has been read long since."""
+    if folder := os.environ.get(WORK):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def newest(target: CheckpointTarget) -> Checkpoint | None:

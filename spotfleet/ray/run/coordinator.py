@@ -18,10 +18,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spotfleet.membership import Change, Finished, Formed, Membership, Ordered, Orders, Phase, Tuning
+from spotfleet.membership import Change, Finished, Formed, Membership, Ordered, Phase, Tuning
 from spotfleet.membership.desk import Condition, WorkerRecord, observe, release, view_of, worker_orders
 from spotfleet.membership.pace import Pace
 from spotfleet.membership.quiet import QuietWatch
+from spotfleet.membership.views import Orders
 from spotfleet.protocol.messages import Stage, WorkerOrders, WorkerReport
 from spotfleet.ray.run.checkpoints import RunCheckpoints
 from spotfleet.ray.run.line import ControlServer
@@ -53,15 +54,12 @@ class Coordinator:
     """One run's workers. `wake` is called when there is something new for `step`."""
 
     def __init__(self, address: str, key: str, min_workers: int, max_workers: int, wake: Callable[[], None],
-                 on_log: Callable[[str, Any], Any], checkpoints: RunCheckpoints | None = None,
-                 pace: Pace | None = None) -> None:
+                 on_log: Callable[[str, Any], Any], pace: Pace | None = None) -> None:
         self.membership = Membership(JOB, min_workers, max_workers, Tuning(pace=pace or Pace()))
-        self.checkpoints = checkpoints or RunCheckpoints()
-        if (found := self.checkpoints.newest) is not None:  # as if its workers had just been lost
-            self.membership.adopt(found.generation, ())
         self.leaving: dict[str, Leaving] = {}  # by host
         self.group: tuple[str, ...] = ()  # newest generation that had members
         self.finished: tuple[str, ...] = ()  # by rank, once training has ended
+        self.checkpoints = RunCheckpoints()
         self.resets = 0  # generations after the first that have formed
         self._workers: dict[str, WorkerRecord] = {}
         self._quiet: dict[str, QuietWatch] = {}
@@ -70,6 +68,12 @@ class Coordinator:
         self._wake = wake
         self._server = ControlServer(address, key, self._receive, self._close, on_log)
         self.path = self._server.path
+
+    def use(self, checkpoints: RunCheckpoints) -> None:
+        """Keep checkpoints, and begin with the newest one that there is. Called before any worker is added."""
+        self.checkpoints = checkpoints
+        if (found := checkpoints.newest) is not None:  # as if its workers had just been lost
+            self.membership.adopt(found.generation, ())
 
     def add(self, name: str, host: str, local_rank: int) -> None:
         """Expect a worker: it is about to run."""

@@ -30,8 +30,8 @@ from spotfleet.protocol.messages import JOB_KEY, Stage
 from spotfleet.ray import drains
 from spotfleet.ray.installed import About, check_same, connected_ray, own_python
 from spotfleet.ray.params import ElasticParams, HostSource
-from spotfleet.ray.run.actors import WORK, Outcome, work_folder
-from spotfleet.ray.run.checkpoints import RunCheckpoints, newest
+from spotfleet.ray.run.actors import Outcome
+from spotfleet.ray.run.checkpoints import WORK, RunCheckpoints, newest, target_of, work_folder
 from spotfleet.ray.run.coordinator import JOB, Coordinator, Leaving, RunStatus, is_held_up
 from spotfleet.ray.run.pool import ActorPool, ActorSpec, CallEnded, Ready
 from spotfleet.ray.run.staffing import ActorStage, Cooldown, StaffMember, room_on, staff_change
@@ -141,7 +141,7 @@ class ElasticJob:
         """Train with this function in all actors. Raises SpotfleetError while it trains, and after `shutdown`."""
         if self._stop.is_set():
             raise SpotfleetError("the executor was shut down", hint="make a new one and call start()")
-        target = self.params.checkpoints
+        target = target_of(self.params.checkpoint_target, self.params.checkpoint_every_s)
         found = newest(target) if target else None
         with self._lock:
             if self._work is not None and not self.ended.is_set():
@@ -149,8 +149,9 @@ class ElasticJob:
             self._begin_run()
             address = self._ray.util.get_node_ip_address()
             self._coordinator = Coordinator(address, self._key, self._least, self._wanted(), self._wake.set,
-                                            self._on_log, RunCheckpoints(target, found), self.params.pace)
+                                            self._on_log, self.params.pace)
             self._work = work
+            self._coordinator.use(RunCheckpoints(target, found))
         self._wake.set()
 
     def result(self) -> RunEnd:
@@ -293,7 +294,7 @@ class ElasticJob:
         env = {"SPOTFLEET_SOCKET": coordinator.path, "SPOTFLEET_WORKER": actor.name, "SPOTFLEET_JOB": JOB,
                "SPOTFLEET_ADDRESS": actor.about.address, "SPOTFLEET_LOCAL_RANK": str(slot), JOB_KEY: self._key,
                "SPOTFLEET_WORKERS": f"{self._least}:{self._wanted()}"}
-        if self.params.checkpoints:
+        if self.params.checkpoint_target:
             env[WORK] = work_folder(self._key)
         if gpu.isdigit() and int(gpu) < self._gpus.get(actor.node, 0):
             # Ray shows one GPU to each actor. Scripts and NCCL choose by the local rank among those of the host.

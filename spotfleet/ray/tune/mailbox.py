@@ -32,12 +32,13 @@ class TrialReport:
 class Mailbox:
     """Reports of rank 0, and requests for checkpoints."""
 
-    def __init__(self, next_index: int, newest: Callable[[], str], hold_s: float = HOLD_S) -> None:
+    def __init__(self, next_index: int, newest: Callable[[], str], rank_0: Callable[[], str],
+                 hold_s: float = HOLD_S) -> None:
         """`next_index`: the number of the trial's next checkpoint. `newest` returns the checkpoint that a function
-        begins from, as text."""
+        begins from, as text; `rank_0` the name of that worker."""
         self._cv = threading.Condition()
         self._reports: deque[TrialReport] = deque()
-        self._index, self._newest, self._hold_s = next_index, newest, hold_s
+        self._index, self._newest, self._rank_0, self._hold_s = next_index, newest, rank_0, hold_s
         self._received = 0
         self._asked = 0  # results that Tune has asked for
         self._wanted = False  # Tune waits for a checkpoint
@@ -45,7 +46,7 @@ class Mailbox:
         self._closed = False
         self.saves = False  # the function has passed a saver with its newest report
 
-    def receive(self, _worker: str, value: dict[str, Any]) -> Any:
+    def receive(self, worker: str, value: dict[str, Any]) -> Any:
         """Take one value of a worker; return the answer."""
         match value:
             case {"tune": "report"}:
@@ -60,7 +61,9 @@ class Mailbox:
                 return None
             case {"tune": "restore"}:
                 return self._newest()
-        return self._report(value, "", False)  # by ray_logger.log
+        if worker == self._rank_0():
+            self._report(value, "", False)  # logged by ray_logger
+        return None
 
     def next(self, ended: Callable[[], bool]) -> TrialReport | None:
         """Return the next result; None once `ended` and there is none."""

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spotfleet.errors import SpotfleetError
 from spotfleet.ray.executor import check_gpus, environment
 from spotfleet.ray.installed import connected_ray
 from spotfleet.ray.params import ElasticParams
@@ -53,7 +52,7 @@ class TrialRun:
         self._plan, self._config, self._given, self._place = plan, config, given, place
         self._space = plan.space.of(config)
         self.checkpoint: Any = None  # the one to begin from: of `restore`, or the newest that was reported
-        self._mailbox = Mailbox(place.storage.current_checkpoint_index + 1, self._newest)
+        self._mailbox = Mailbox(place.storage.current_checkpoint_index + 1, self._newest, self._rank_0)
         params = ElasticParams(self._space.min_workers, self._space.max_workers, pace=self._space.pace,
                                cpus_per_worker=plan.cpus_per_worker, use_gpu=plan.use_gpu,
                                gpus_per_worker=plan.gpus_per_worker)
@@ -106,10 +105,12 @@ class TrialRun:
         """End the workers, and give the atoms back."""
         self._stop.set()
         self._mailbox.close()
-        if self._thread.is_alive():
-            self._thread.join()
         if self._job is not None:
             self._job.shutdown()
+        if self._thread.is_alive():
+            self._thread.join()  # it may have begun the job meanwhile
+            if self._job is not None:
+                self._job.shutdown()
         self._sizes.leave(self._current_claim())
 
     # The thread
@@ -145,6 +146,10 @@ class TrialRun:
 
     def _ended(self) -> bool:
         return self._failure is not None or (self._job is not None and self._job.ended.is_set())
+
+    def _rank_0(self) -> str:
+        members = self._job.standing().members if self._job is not None else ()
+        return members[0] if members else ""
 
     def _newest(self) -> str:
         """Return the checkpoint to begin from, as text: also for workers that replace others that were all lost."""
@@ -205,9 +210,5 @@ def trainable(plan: TrialPlan, coordinator: dict[str, float]) -> type:
             self._run.close()
             self.setup(new_config)
             return True
-
-        def execute(self, fn: Any) -> Any:
-            raise SpotfleetError("an elastic trial runs its function in its workers")
-
     ElasticTrial.__name__ = ElasticTrial.__qualname__ = plan.name
     return ElasticTrial

@@ -69,7 +69,7 @@ run "defaults" {
     error_message = "the bucket may become public"
   }
   assert {
-    condition     = google_storage_bucket.checkpoints[0].versioning[0].enabled && length(google_storage_bucket.checkpoints[0].lifecycle_rule) == 2
+    condition     = google_storage_bucket.checkpoints[0].versioning[0].enabled && length(google_storage_bucket.checkpoints[0].lifecycle_rule) == 2 && google_storage_bucket.checkpoints[0].soft_delete_policy[0].retention_duration_seconds == 0
     error_message = "old versions are kept, and removed after a week"
   }
   assert {

@@ -319,6 +319,10 @@ def test_a_secret_that_begins_with_another_is_masked_whole_in_the_ledger():
     assert jobfile.submission(record, {"A": "abc", "B": "abcdef"}).command == "train.py --token=***"
 
 
+def test_the_ledger_has_the_kind_of_a_job_so_that_it_is_known_after_the_fleets_end():
+    assert jobfile.submission(JobRecord("j-1", JobSpec("j", ("a.py",), kind="restart"), 0.0), {}).job_kind == "restart"
+
+
 def test_a_host_is_told_no_secret_but_its_own_token(play):
     async def scene(stage: Stage) -> None:
         (host,) = await stage.up(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotfleet.dispatcher.jobs import outside
+from spotfleet.model import JobSpec
 from spotfleet.protocol.messages import Exit, JobStatus
 from tests.support.dispatcher.fake_fleet import Stage
 from tests.support.dispatcher.fake_workers import BROKEN, Script
@@ -158,3 +159,11 @@ ModuleNotFoundError: No module named 'horovod'
         assert failed.why.startswith("the script failed") and failed.why.endswith(f": {line}") and failed.hint == line
 
     play(scene)
+
+
+def test_a_job_that_is_known_to_run_alone_is_not_said_to_wait_for_init():
+    for kind, why in (("command", "2 workers run this script"),
+                      ("", "2 workers run this script; hvd.init() has not been called yet")):
+        tracker = outside.OutsideTracker("a-1", JobSpec("a", argv=("a.py",), kind=kind))
+        tracker.kind = outside.Outside.NO_INIT
+        assert tracker.why(2) == why

@@ -133,12 +133,15 @@ def test_a_fleet_that_was_answered_without_an_instance_is_another_hosts_matter_t
     def busy(*_told, **_named):
         raise AwsError(code, "try again")
 
+    monkeypatch.setattr(launch, "PROFILE_PAUSE_S", 0.01)
     with monkeypatch.context() as patch:
         patch.setattr(fleets, "order", busy)
         with pytest.raises(NoCapacity, match=r"us-east-1/us-east-1b g5.xlarge spot") as caught:
             provider.launch(request(A, alternatives=(B,)))
     assert (caught.value.scope, caught.value.pools) == ("pool", (A.pool, B.pool))
-    assert errors.code(caught.value) == code and asked(cloud, "ec2:CreateFleet") == 1 and hosts_things(cloud) == []
+    times = 1 if code == "InvalidFleetId.NotFound" else 3
+    assert errors.code(caught.value) == code and asked(cloud, "ec2:CreateFleet") == times
+    assert hosts_things(cloud) == []
     provider.launch(request(A, "f-2"))
     assert hosts_things(cloud) == WORKER_THINGS
 
@@ -218,6 +221,16 @@ def test_a_fleet_that_came_to_nothing_for_want_of_a_moment_is_asked_for_again_un
     tokens = [c.params["ClientToken"] for c in cloud.calls if c.action == "ec2:CreateFleet"]
     assert tokens == [names.token(provider.account.settings.secret, "f-1", attempt) for attempt in (0, 1)]
     assert hosts_things(cloud) == WORKER_THINGS and asked(cloud, "ec2:DeleteFleets") == 1
+
+
+def test_a_pool_that_is_throttled_within_a_fleets_answer_is_not_taken_for_full(aws, cloud, monkeypatch):
+    """EC2 answers CreateFleet with 200, and with RequestLimitExceeded in its Errors."""
+    monkeypatch.setattr(launch, "PROFILE_PAUSE_S", 0.01)
+    provider = prepared(aws)
+    cloud.fleet_throttles = 2
+    provider.launch(request(A))
+    assert hosts_things(cloud) == WORKER_THINGS
+    assert (asked(cloud, "ec2:CreateFleet"), asked(cloud, "ec2:DeleteFleets")) == (3, 2)
 
 
 def test_a_named_profile_that_is_not_there_is_not_waited_for(aws, cloud):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from spotfleet.model import Market
 from spotfleet.providers.aws import session
-from tests.support.aws.aws_hosts import A, prepared, request
+from tests.support.aws.aws_hosts import A, pool, prepared, request
 
 HOSTS = 55  # more than a bucket holds
 
@@ -24,6 +25,15 @@ def test_many_launches_and_ends_at_once_are_paced_and_none_is_refused(aws, cloud
     for n in range(HOSTS):
         provider.terminate(f"f-{n}")
     assert (refused(cloud), cloud.instances()) == ([], [])
+
+
+def test_launches_on_demand_are_slower_as_run_instances_takes_fewer(aws, cloud, clock):
+    provider = prepared(aws)
+    cloud.throttles = True
+    for n in range(HOSTS):
+        provider.launch(request(pool(market=Market.ON_DEMAND), f"f-{n}"))
+    assert (refused(cloud), len(cloud.instances())) == ([], HOSTS)
+    assert clock.slept_s == pytest.approx((HOSTS - session.RUNS_AT_ONCE) / session.RUNS_PER_S, abs=1.0)
 
 
 def test_a_few_hosts_wait_for_nothing(aws, cloud, clock):

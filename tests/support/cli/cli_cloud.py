@@ -167,7 +167,7 @@ class FakeDispatcher:
         job = FakeJob(name_for(spec, self.jobs, 0, self.boot["fleet"]), spec, secrets)
         self.jobs[job.job] = job
         self.ledger.append(JobSubmitted(time.time(), job.job, spec.name, " ".join(spec.argv), spec.min_workers,
-                                        spec.max_workers))
+                                        spec.max_workers, job_kind=spec.kind_of))
         threading.Thread(target=self._train, args=(job,), daemon=True).start()
         return job.job
 

@@ -30,7 +30,7 @@ from spotfleet.dispatcher.hosts import AgentConnection
 from spotfleet.dispatcher.http.agents import refuse
 from spotfleet.dispatcher.http.fleet import EVENTS_AT_ONCE
 from spotfleet.dispatcher.lifecycle import shutdown
-from spotfleet.errors import DispatcherUnreachable
+from spotfleet.errors import DispatcherUnreachable, NoSuchFleet
 from spotfleet.fleet.domain.events import event_to_json
 from spotfleet.model import CloudHost, CloudState, Nodes, Notice, Role
 from spotfleet.protocol.messages import AgentReport
@@ -182,6 +182,9 @@ class World:
             assert self.fuse.victim == LAPTOP, "a dispatcher's death reached the laptop"
             self.fuse.revive()
             return None
+        except NoSuchFleet:
+            assert self.root.is_dir(), f"another process has removed {self.root}: this says nothing of the product"
+            raise
         finally:
             self.fuse.actor = NOBODY
 

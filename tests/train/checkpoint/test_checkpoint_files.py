@@ -108,6 +108,19 @@ def test_a_checkpoint_brings_back_every_bit(alone, tmp_path):
     assert (fresh.version, fresh.epoch, fresh_optimizer.param_groups[0]["lr"]) == (4, 0, 0.1)
 
 
+def test_the_lines_in_the_docs_begin_a_job_from_a_checkpoint_of_an_earlier_one(alone, tmp_path):
+    _, _, state = held_state(alone, 4)
+    torch.save(by_torch(Path(write(state, tmp_path).path)), tmp_path / "model.pt")
+    docs = (Path(__file__).parents[3] / "docs/checkpoints.md").read_text()
+    lines = docs.partition("## Beginning from a checkpoint")[2].partition("```python")[2].partition("```")[0]
+    model, optimizer = build(lr=9.0)
+    known = {"torch": torch, "hvd": hvd, "model": model, "optimizer": optimizer}
+    exec(lines.replace("model.pt", str(tmp_path / "model.pt")), known)
+    begun = known["state"]
+    assert all(torch.equal(a, b) for a, b in zip(begun.tensors(), state.tensors(), strict=True))
+    assert (begun.epoch, begun.version, optimizer.param_groups[0]["lr"]) == (0, 0, 0.1)
+
+
 def test_what_the_agent_has_compared_is_not_compared_again_unless_it_has_changed(alone, tmp_path, monkeypatch):
     _, _, state = held_state(alone, 1)
     named = write(state, tmp_path)

@@ -88,6 +88,8 @@ dry_run)`; `action` as in a policy ("ec2:RunInstances"), `code` "" if it went we
     cloud.faults_off()
     cloud.throttles = True                            EC2's rate limits, a bucket per action and region (RequestLimit-
                                                       Exceeded); without time that passes no token comes back
+    cloud.fleet_throttles = 2                         the next two pools of CreateFleet: RequestLimitExceeded in the
+                                                      Errors of an answer that is no error
     cloud.before = f(call), cloud.after = f(call)     called around each request, for anything else; may raise Lost
                                                       (the connection dies) or AwsError(code, message)
     cloud.skew_s = 0.0                                the server's clock (Date header) is ahead; > 300: RequestExpired

@@ -111,6 +111,7 @@ class AwsCloud(Controls, FiniteCloud):
                 False  # has what a persistent request launches anew the instance's tags? Nobody says
             )
             self.spot_index_zero = True  # launch index of each spot machine of one launch: 0, or numbered? Nobody says
+            self.fleet_throttles = 0  # pools that an instant fleet tries next, and that are refused in its answer
             self.spot_role = True  # the account has used spot before
             self.template_ends_s = 0.0  # 604800 as botocore's model has it: persistent requests by a template end then
             self.score_limit = 10

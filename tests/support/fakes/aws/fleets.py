@@ -162,6 +162,9 @@ def _choices(ctx: Context, p: dict[str, Any], market: str, given: dict[str, dict
             }
             choice = Choice(said, market, priority=float(over.get("Priority", "inf")))
             try:
+                if ctx.cloud.fleet_throttles:
+                    ctx.cloud.fleet_throttles -= 1
+                    raise AwsError("RequestLimitExceeded", "Request limit exceeded.")
                 choice.order = order(ctx, _override(ctx, base, over, market, given), used, in_fleet=given)
             except AwsError as error:
                 choice.error = error

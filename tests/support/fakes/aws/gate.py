@@ -31,6 +31,7 @@ GLOBAL = {"iam", "sts", "s3", "pricing"}
 LONG_POLLS = {"sqs:ReceiveMessage"}  # others are answered while these wait
 SKEW_ALLOWED_S = 300.0
 READS, CHANGES = (100, 20.0), (50, 5.0)  # tokens in a bucket, and those that come back in a second
+BUCKETS = {"ec2:RunInstances": (5, 2.0)}  # EC2 Developer Guide, "Request throttling"
 MODELS = {"servicequotas": "service-quotas"}
 REFUSED = {
     "ec2": "UnauthorizedOperation",
@@ -124,7 +125,8 @@ class Gate(RequestScript):
 
     def _spend(self, call: Call) -> None:
         """A token of this action's bucket in its region: EC2 limits each by itself, for the whole account."""
-        size, refill_s = READS if call.action.startswith(("ec2:Describe", "ec2:Get")) else CHANGES
+        usual = READS if call.action.startswith(("ec2:Describe", "ec2:Get")) else CHANGES
+        size, refill_s = BUCKETS.get(call.action, usual)
         paid = self.spend((call.region, call.action), size, refill_s, self.cloud.now())
         if call.service == "ec2" and not paid:
             raise AwsError("RequestLimitExceeded", "Request limit exceeded.")
