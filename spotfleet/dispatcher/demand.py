@@ -12,8 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 
 from spotfleet import catalog
+from spotfleet.catalog.pricing.values import MachineType
 from spotfleet.dispatcher.cloud.machines import HostController
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.hosts import HostView
@@ -30,10 +32,13 @@ from spotfleet.fleet.planner.demand import (
 )
 from spotfleet.fleet.planner.groups import OutsideDemand, Wish
 from spotfleet.model import RAY_KIND, HostState, Offer, Role
+from spotfleet.plugins import Machines
 from spotfleet.protocol.ray_cluster import RayState
+from spotfleet.providers.plugin import traits_of
 
 NOT_REPORTED = RayState(False, problem="the head has not reported yet")
 MEMORY_SHARE = 0.7  # part of a machine's memory that tasks get: the rest is for Ray's objects and the system
+UNKNOWN = 1e6  # CPUs of a machine whose size is not known: one host of it is tried for whatever waits
 AGAIN_S = 1.0  # between two looks at the same observation, for hosts that are not in the cluster
 
 
@@ -91,7 +96,9 @@ class DemandController:
         working = {n.host for n in state.nodes if n.idle_s <= 0} if state.up else self._hosts_of(job)
         self._machines.groups.outside = OutsideDemand(wished, frozenset(working))
         if job is not None:
-            job.sizing.asked = max(1, sum(w.hosts for w in wished.values()))
+            needed = sum(w.hosts for w in wished.values())
+            has = sum(h.in_ray and not h.held for g in groups for h in g.staying)  # the schedule takes none of these
+            job.sizing.asked, job.sizing.least = max(1, needed, has), min(job.spec.min_workers, needed)
 
     def _planned_for(self, states: tuple[RayState, ...], groups: list[DemandGroup], most: int | None,
                      now: float) -> DemandPlan:
@@ -110,7 +117,7 @@ class DemandController:
             if target.hosts != self._written.setdefault(target.group, stay[target.group]):
                 self._written[target.group] = target.hosts
                 core.journal.note(DemandDecided(unix, target.hosts, target.why, target.group))
-        if not all(g.resources for g in groups):
+        if not all(self._is_known(g.name) for g in groups):
             return  # what fits is not known yet
         shapes = {one.shape: one.why for one in plan.unmet}
         if set(shapes) != self._unmet:
@@ -139,8 +146,8 @@ class DemandController:
         names = {v.host.request_id for v in views}
         self._unseen = {h: since for h, since in self._unseen.items() if h in names}
         of_jobs, ranges = self._machines.groups.of_jobs(), self._core.ranges
-        groups = [DemandGroup(name, ranges[name].min, ranges[name].max, self._shape(name), tuple(hosts),
-                              ranges[name].idle_s, of_jobs.get(name, 0)) for name, hosts in found.items()]
+        groups = [DemandGroup(name, n.min, self._most(name, found[name]), self._shape(name), tuple(found[name]),
+                              n.idle_s, of_jobs.get(name, 0)) for name, n in ranges.items()]
         prices = {g.name: self._price(g.name) for g in groups}
         return sorted(groups, key=lambda g: prices[g.name]) if all(prices.values()) else groups
 
@@ -148,8 +155,24 @@ class DemandController:
         return set(job.workers.hosts()) if job is not None else set()
 
     def _shape(self, group: str) -> Shape:
-        """Return the resources of one host: as its nodes have them, else as its machines should; {} if unknown."""
-        return self._shapes.get(group) or _least([_machine(o) for o in self._offers(group)])
+        """Return the resources of one host: as its nodes have them, else as its machines should; {} if there is no
+        offer."""
+        return self._shapes.get(group) or _least(self._machines_of(group))
+
+    def _is_known(self, group: str) -> bool:
+        """Return whether hosts of the group are as `_shape` returns. If not, one host shows what they have."""
+        machines = self._machines_of(group)
+        return group in self._shapes or (bool(machines) and all(m["CPU"] < UNKNOWN for m in machines))
+
+    def _most(self, group: str, hosts: Sequence[DemandHost]) -> int:
+        nodes = self._core.ranges[group]
+        tried = max(1, nodes.min, sum(not h.leaving for h in hosts))
+        return nodes.max if self._is_known(group) else min(nodes.max, tried)
+
+    def _machines_of(self, group: str) -> list[Shape]:
+        here = traits_of(self._core.boot.spec).machines is Machines.HERE
+        kinds = {(o.kind, o.slots, o.accelerator): o for o in self._offers(group)}
+        return [_machine(o, here=here) for o in kinds.values()]
 
     def _price(self, group: str) -> int:
         return min((o.price_micros_h for o in self._offers(group)), default=0)
@@ -177,13 +200,21 @@ def _least(shapes: Sequence[Shape]) -> Shape:
     return {r: min(s[r] for s in shapes) for r in sorted(common)}
 
 
-def _machine(offer: Offer) -> Shape:
-    """Return the resources that Ray would find on a machine of this offer."""
-    known = next((p.machine for p in catalog.load().prices
-                  if p.machine.provider == offer.provider and p.machine.name == offer.instance_type), None)
-    shape = {"CPU": float(known.vcpus if known is not None and known.vcpus else offer.slots)}
-    if known is not None and known.memory_gib:
-        shape["memory"] = known.memory_gib * 2**30 * MEMORY_SHARE
+@cache
+def _known(provider: str, instance_type: str) -> MachineType | None:
+    return next((p.machine for p in catalog.load().prices
+                 if p.machine.provider == provider and p.machine.name == instance_type), None)
+
+
+def _machine(offer: Offer, *, here: bool) -> Shape:
+    """Return the resources that Ray would find on a machine of this offer. `here`: hosts share this machine, and each
+    offers a CPU for each slot."""
+    known = _known(offer.provider, offer.instance_type)
+    memory_gib = known.memory_gib if known is not None else 0.0
+    shape = {"CPU": float(offer.slots)}
+    if not here:
+        shape = {"CPU": float(known.vcpus if known is not None and known.vcpus else UNKNOWN),
+                 "memory": (memory_gib or UNKNOWN) * 2**30 * MEMORY_SHARE}
     if offer.accelerator:
         shape |= {ACCELERATOR: float(offer.slots), f"accelerator_type:{offer.accelerator}": 1.0}
     return shape

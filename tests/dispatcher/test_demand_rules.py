@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from spotfleet.dispatcher.cloud.group_sizes import GroupSizes
 from spotfleet.dispatcher.demand import DemandController
 from spotfleet.fleet.domain.events import DemandDecided, DemandUnmet
 from spotfleet.fleet.planner.groups import OutsideDemand
-from spotfleet.model import RAY_KIND, HostState, JobState, Market, Nodes, Offer, Role
+from spotfleet.model import RAY_KIND, FleetSpec, HostState, JobState, Market, Nodes, Offer, Role
 from spotfleet.protocol.ray_cluster import RayNode, RayRequest, RayState
 
 SMALL = Offer("local", "local", "local-a", "cpu.small", Market.SPOT, 1, 30_000, 90_000)
@@ -25,15 +26,17 @@ class Scene:
 
     def __init__(self, hosts: int = 0, nodes: Nodes = Nodes(0, 4, 4), *, job: bool = True, most: int = 4) -> None:
         self.views = [SimpleNamespace(host=_host(f"h-{n}"), closed=False) for n in range(hosts)]
-        self.job = SimpleNamespace(spec=SimpleNamespace(kind=RAY_KIND, max_workers=most), state=JobState.RUNNING,
-                                   sizing=SimpleNamespace(asked=0), workers=SimpleNamespace(hosts=set))
+        spec = SimpleNamespace(kind=RAY_KIND, min_workers=1, max_workers=most)
+        self.job = SimpleNamespace(spec=spec, state=JobState.RUNNING, sizing=SimpleNamespace(asked=0, least=1),
+                                   workers=SimpleNamespace(hosts=set))
         self.events: list[Any] = []
         self.accepts: set[str] = set()
         self.groups = SimpleNamespace(outside=OutsideDemand(), offered={"": (SMALL,)}, of_jobs=lambda: {"": 0})
         journal = SimpleNamespace(state=SimpleNamespace(hosts=()), note=lambda *e: self.events.extend(e))
         self.core: Any = SimpleNamespace(
             ray_state=None, jobs={"ray": self.job} if job else {}, ranges={"": nodes}, views=lambda: self.views,
-            drains={}, journal=journal, unix=lambda: 0.0, tick_soon=lambda: None)
+            boot=SimpleNamespace(spec=FleetSpec("f")), drains={}, journal=journal, unix=lambda: 0.0,
+            tick_soon=lambda: None)
         machines: Any = SimpleNamespace(groups=self.groups)
         self.demand = DemandController(self.core, machines, lambda host: host in self.accepts)
 
@@ -116,9 +119,22 @@ def test_rays_job_gets_just_the_hosts_that_its_demand_makes_and_no_more_than_its
     scene = Scene(most=3)
     scene.look(waits(2))
     scene.look(waits(2))
-    assert scene.job.sizing.asked == 2
+    assert (scene.job.sizing.asked, scene.job.sizing.least) == (2, 1)
     scene.look(waits(9))
     assert scene.look(waits(9)) == 3
+
+
+def test_a_cluster_without_demand_begins_without_a_host_so_that_other_jobs_get_theirs_first():
+    scene = Scene()
+    scene.look(RayState(True))
+    assert scene.job.sizing.least == 0
+
+
+def test_a_job_that_waits_takes_no_host_with_rays_work():
+    scene = Scene(4)
+    scene.groups.of_jobs = lambda: {"": 2}
+    scene.look(RayState(True, tuple(idle(f"h-{n}", 0.0) for n in range(4))))
+    assert scene.job.sizing.asked == 4
 
 
 def test_a_host_that_has_just_begun_to_leave_is_not_kept_by_having_worked_a_moment_ago():
@@ -147,3 +163,23 @@ def test_the_cheaper_group_is_used_and_a_host_is_as_its_nodes_are():
     big = RayNode("id", "h-0", {"CPU": 4.0}, {"CPU": 0.0})
     scene.look(waits(4, big))
     assert scene.look(waits(4, big)) == 2  # one host more has room for all four
+
+
+@pytest.mark.parametrize(("kind", "gpu", "task", "expected"), [
+    ("g4dn.2xlarge", "T4", {"CPU": 4.0}, 2), ("g4dn.2xlarge", "T4", {"GPU": 1.0}, 3),
+    ("unheard.large", "", {"CPU": 64.0}, 1), ("unheard.large", "T4", {"GPU": 1.0}, 1)])
+def test_before_a_node_is_up_a_host_is_as_the_catalog_has_its_machine_and_one_is_tried_of_an_unknown_kind(
+    kind: str, gpu: str, task: dict[str, float], expected: int
+):
+    scene = Scene()
+    scene.core.boot.spec = FleetSpec("f", "aws")
+    scene.groups.offered = {"": (Offer("aws", "us-east-1", "us-east-1a", kind, Market.SPOT, 1, 70_000, 1, gpu),)}
+    scene.look(waits(3, **task))
+    assert scene.look(waits(3, **task)) == expected
+
+
+def test_hosts_of_an_unknown_kind_stay_while_the_head_has_not_reported():
+    scene = Scene(3)
+    scene.core.boot.spec = FleetSpec("f", "aws")
+    scene.groups.offered = {"": (replace(SMALL, provider="aws"),)}
+    assert scene.look(None) == 3

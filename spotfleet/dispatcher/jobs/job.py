@@ -127,7 +127,7 @@ class ManagedJob:
     def need(self, order: int, lacks_s: float = 0.0) -> JobNeed:
         """Return what the schedule is to know; `lacks_s` is the time for which the job has lacked hosts."""
         trains = self.membership.phase is Phase.RUNNING and self.record.version > 0 and self.outside.kind is None
-        return JobNeed(self.id, self.spec.min_workers, self.sizing.places, order, self.spec.per_host,
+        return JobNeed(self.id, self.sizing.least, self.sizing.places, order, self.spec.per_host,
                        takes=lacks_s >= PREEMPT_S, overdue=lacks_s >= OVERDUE_S,
                        yields=(self.spec.restarts and self.spec.retry) or self.spec.kind == RAY_KIND,
                        shrinks=(trains and not self.spec.restarts) or self.spec.kind == RAY_KIND,

@@ -26,6 +26,7 @@ class Sizing:
         self.job, self.spec = job, spec
         self.asked = asked  # rank 0's last request; 0: none yet, NO_WISH: as many as possible
         self.size = size  # size of the newest formed generation
+        self.least = spec.min_workers  # workers without which it does not begin; fewer for Ray while nothing waits
         self._may_be = self.target
 
     def membership(self, after: int = 0) -> Membership:
