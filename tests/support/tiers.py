@@ -47,7 +47,8 @@ PLACES = {
     "tests/providers/ssh/test_ssh_machines.py": CORE,
     "tests/bench/test_gpu_parts.py": "machines",  # all parts of bench/gpu, three workers each
     "tests/ray/": "ray",
-    "tests/ray/test_ray_rules.py": CORE,  # these three start no Ray
+    "tests/ray/test_hypersched.py": CORE,  # these start no Ray
+    "tests/ray/test_ray_rules.py": CORE,
     "tests/ray/test_ray_coordinator.py": CORE,
     "tests/ray/test_tune_rules.py": CORE,
     "tests/habits/": "engines",  # a hundred loops on threads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import warnings
 
 import pytest
@@ -106,7 +107,7 @@ def test_a_joiner_reports_what_binds_it_when_it_is_ready(threads):
 DATA = torch.arange(24.0).view(-1, 1)
 
 
-def sampling(worker: Worker):
+def sampling(worker: Worker, second_epoch: threading.Barrier):
     """Horovod's tutorial: a DistributedSampler from the numbers before elastic.run."""
     hvd.init()
     sampler = DistributedSampler(DATA, num_replicas=hvd.size(), rank=hvd.rank(), shuffle=False)
@@ -118,6 +119,8 @@ def sampling(worker: Worker):
     def train(state):
         while state.epoch < 3:
             drawn = []
+            if state.epoch == 1 and hvd.size() == 3:
+                second_epoch.wait(60)  # a loss in the middle of an epoch is another case
             for x in loader:
                 if worker.name == "h1/0/1" and state.epoch == 1:
                     raise Lost
@@ -135,7 +138,8 @@ def sampling(worker: Worker):
 def test_a_plain_distributed_sampler_follows_a_change_of_the_world_and_says_so(threads):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fleet = threads(sampling, founders=3)
+        second_epoch = threading.Barrier(3)
+        fleet = threads(lambda worker: sampling(worker, second_epoch), founders=3)
         fleet.finish()
     last = {w.name: w.notes[-1] for w in fleet.workers.values() if w.result}
     assert {name: note[:3] for name, note in last.items()} == {"h0/0/1": (2, 2, 6), "h2/0/1": (2, 2, 6)}

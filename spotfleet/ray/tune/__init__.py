@@ -6,6 +6,7 @@
     worker.py       worker's side: report and get_checkpoint
     sizes.py        how many workers each trial may have: pure rules, and the actor that holds them
     grow.py         GrowBest: free atoms go to the best trials
+    hypersched.py   HyperSched: the best trial by a deadline. Pure
     space.py        keys of a search space that `elastic` reads. Pure
 """
 
