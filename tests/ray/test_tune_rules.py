@@ -167,9 +167,10 @@ def test_an_older_wish_for_atoms_that_another_trial_has_taken_ends():
 
 def test_trials_that_will_begin_are_counted_within_tunes_limit():
     states = {"a": "RUNNING", "b": "PENDING", "c": "TERMINATED", "d": "PAUSED"}
-    assert coming_trials(states, total=10, at_once=None) == 8
-    assert coming_trials(states, total=10, at_once=2) == 1
-    assert coming_trials({"a": "RUNNING"}, total=1, at_once=2) == 0
+    assert coming_trials(states, {"a"}, total=10, at_once=None) == 8
+    assert coming_trials(states, {"a"}, total=10, at_once=2) == 1
+    assert coming_trials({"a": "RUNNING"}, {"a"}, total=1, at_once=2) == 0
+    assert coming_trials({"a": "RUNNING", "b": "RUNNING"}, {"a"}, total=2, at_once=2) == 1, "b's process starts"
 
 
 def test_the_space_of_a_trial_overrides_the_arguments():

@@ -6,7 +6,7 @@ The rule is pure. It only grows trials; `Sizes` takes atoms back where another t
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from spotfleet.errors import UsageError
@@ -34,14 +34,16 @@ def growth(overview: SizesOverview, values: Mapping[str, float], coming: int) ->
     return wishes
 
 
-def coming_trials(states: Mapping[str, str], total: int, at_once: int | None) -> int:
-    """Return how many trials Tune may start soon: those without resources, and those that it has not made yet.
+def coming_trials(states: Mapping[str, str], begun: Container[str], total: int, at_once: int | None) -> int:
+    """Return how many trials will claim their first atoms soon: Tune has started them, or may start them.
 
-    `states`: Tune's state of each trial; `total` samples in all; `at_once`: its limit of trials at a time.
+    `states`: Tune's state of each trial; `begun`: trials that have claimed atoms; `total` samples in all; `at_once`:
+    Tune's limit of trials at a time.
     """
     waiting = sum(s in ("PENDING", "PAUSED") for s in states.values()) + max(0, total - len(states))
-    runs = sum(s == "RUNNING" for s in states.values())
-    return waiting if at_once is None else max(0, min(waiting, at_once - runs))
+    runs = [t for t, s in states.items() if s == "RUNNING"]
+    more = waiting if at_once is None else max(0, min(waiting, at_once - len(runs)))
+    return more + sum(t not in begun for t in runs)
 
 
 def GrowBest(metric: str, mode: str = "max", max_concurrent_trials: int | None = None) -> Any:
@@ -78,8 +80,9 @@ def GrowBest(metric: str, mode: str = "max", max_concurrent_trials: int | None =
             self._next = now + EVERY_S
             states = {t.trial_id: t.status for t in trials}
             live = {t: v for t, v in self._values.items() if states.get(t) == "RUNNING"}
-            coming = coming_trials(states, self._total, max_concurrent_trials)
-            if wishes := growth(self._sizes.overview(), live, coming):
+            overview = self._sizes.overview()
+            coming = coming_trials(states, overview.trials, self._total, max_concurrent_trials)
+            if wishes := growth(overview, live, coming):
                 self._sizes.wish_all(wishes)
 
     return GrowBestCallback()

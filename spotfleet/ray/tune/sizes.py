@@ -36,6 +36,8 @@ EXPIRES_S = 60.0  # a trial without a claim for this long has ended
 IDLE_S = 120.0  # without any trial for this long the actor ends itself
 ROOM_EVERY_S = 1.0
 ANSWER_S = 60.0
+NEXT_LIMIT_S, NEXT_EVERY_S = 120.0, 0.5  # for another actor in place of a lost one
+HEAD = {"node:__internal_head__": 0.001}  # Ray's own name of the head: the last node that may be lost
 
 
 @dataclass(frozen=True)
@@ -303,15 +305,18 @@ class SizesClient:
         return self.overview().atoms
 
     def _call(self, method: str, *args: Any) -> Any:
-        ray = connected_ray()
-        for _ in range(2):
+        ray, end = connected_ray(), time.monotonic() + NEXT_LIMIT_S
+        while True:
             self._actor = self._actor or _actor(ray)
             try:
                 return ray.get(getattr(self._actor, method).remote(*args), timeout=ANSWER_S)
-            except ray.exceptions.RayActorError:
-                self._actor = None  # it has ended: the next one learns everything from the trials' claims
-        raise SpotfleetError("the actor with the trials' sizes ends again and again",
-                             hint="look at the output of SizesActor in Ray's logs")
+            except ray.exceptions.RayActorError as error:
+                if time.monotonic() > end:
+                    raise SpotfleetError("the actor with the trials' sizes does not answer",
+                                         hint="look at the output of SizesActor in Ray's logs") from error
+            # It has ended; its name is free once Ray knows that. The next one learns all from the trials' claims.
+            self._actor = None
+            time.sleep(NEXT_EVERY_S)
 
 
 def resize(trial_id: str, workers: int) -> int:
@@ -327,4 +332,4 @@ def _actor(ray: Any) -> Any:
     # Detached: it must not end with the trial that needed it first.
     return ray.remote(SizesActor).options(
         name=NAME, namespace=NAMESPACE, get_if_exists=True, lifetime="detached", num_cpus=0, max_restarts=0,
-        scheduling_strategy="DEFAULT").remote()
+        resources=HEAD, scheduling_strategy="DEFAULT").remote()

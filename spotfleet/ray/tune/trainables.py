@@ -13,7 +13,7 @@ from spotfleet.ray.functions import by_value, check_sendable
 from spotfleet.ray.installed import load_tune
 from spotfleet.ray.params import check_count, check_resources
 from spotfleet.ray.tune.space import TrialSpace
-from spotfleet.ray.tune.trial import TrialPlan, trainable
+from spotfleet.ray.tune.trial import ElasticPlan, trainable
 
 # No CPU: a hundredth of one would take a worker's place on a node with a single CPU.
 COORDINATOR = {"memory": 200 << 20}
@@ -46,7 +46,7 @@ def elastic(fn: Callable[..., Any], min_workers: int = 1, max_workers: int = 1, 
     with by_value(fn):
         function = importlib.import_module("ray.cloudpickle").dumps(fn)
     name = getattr(fn, "__name__", type(fn).__name__)
-    plan = TrialPlan(function, name, space, cpus_per_worker, use_gpu, gpus_per_worker, atoms or 0,
+    plan = ElasticPlan(function, name, space, cpus_per_worker, use_gpu, gpus_per_worker, atoms or 0,
                      _price(worker_usd_h), dict(env or {}))
     return trainable(plan, dict(coordinator or COORDINATOR))
 

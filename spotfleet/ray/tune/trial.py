@@ -31,7 +31,7 @@ MICRO = 1e-6
 
 
 @dataclass(frozen=True)
-class TrialPlan:
+class ElasticPlan:
     """What `elastic` got, as the trials' processes receive it."""
 
     function: bytes  # by cloudpickle
@@ -48,7 +48,7 @@ class TrialPlan:
 class TrialRun:
     """Training of one trial, from its first atoms to the end of its workers."""
 
-    def __init__(self, plan: TrialPlan, config: dict[str, Any], given: dict[str, Any], place: TrialPlace) -> None:
+    def __init__(self, plan: ElasticPlan, config: dict[str, Any], given: dict[str, Any], place: TrialPlace) -> None:
         self._plan, self._config, self._given, self._place = plan, config, given, place
         self._space = plan.space.of(config)
         self.checkpoint: Any = None  # the one to begin from: of `restore`, or the newest that was reported
@@ -162,7 +162,7 @@ class TrialRun:
         return tune.Checkpoint(path=path, filesystem=self._place.storage.storage_filesystem)
 
 
-def trainable(plan: TrialPlan, coordinator: dict[str, float]) -> type:
+def trainable(plan: ElasticPlan, coordinator: dict[str, float]) -> type:
     """Return the class of Ray Tune's that runs these trials."""
     tune = importlib.import_module("ray.tune")
     functions = importlib.import_module("ray.tune.trainable.function_trainable")

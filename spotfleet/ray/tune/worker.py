@@ -55,8 +55,15 @@ class TrialSession:
             raise UsageError(f"report({metrics!r}): not a dict", hint='tune.report({"loss": 0.1})')
         if _rank() != 0:
             return
+        if checkpoint is None:
+            self._send(metrics, "", saves=False)
+            return
         if not callable(checkpoint):
-            self._send(metrics, self._keep(checkpoint) if checkpoint is not None else "", saves=False)
+            if not hasattr(checkpoint, "filesystem"):
+                raise UsageError(f"report(checkpoint={checkpoint!r}): neither a Checkpoint nor a function",
+                                 hint="tune.Checkpoint.from_directory(folder), or a function that writes a folder")
+            index = logger.send({"tune": "index"}, ANSWER_S)
+            self._send(metrics, self._persist(checkpoint, index), saves=False)
             return
         answer = self._send(metrics, "", saves=True)
         if answer["save"] is not None:
@@ -70,9 +77,6 @@ class TrialSession:
 
     def _send(self, metrics: dict[str, Any], checkpoint: str, saves: bool) -> Any:
         return logger.send({"tune": "report", "metrics": metrics, "checkpoint": checkpoint, "saves": saves}, ANSWER_S)
-
-    def _keep(self, checkpoint: Any) -> str:
-        return self._persist(checkpoint, logger.send({"tune": "index"}, ANSWER_S))
 
     def _persist(self, checkpoint: Any, index: int) -> str:
         """Copy a checkpoint to the experiment's storage; return its path there."""
