@@ -23,6 +23,7 @@ SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_raylet_start_wait_time_s": "180",
     "RAY_enable_metrics_collection": "0",
+    "RAY_worker_niceness": "0",  # else 15: on a busy machine workers wait for everybody else
 }
 ADDRESS = "127.0.0.2"  # a driver takes 127.0.0.1 for the address of the machine
 LIMIT_S = 120.0

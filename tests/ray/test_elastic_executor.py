@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from spotfleet.errors import SpotfleetError, UsageError
-from spotfleet.ray import ElasticExecutor, ElasticRayExecutor, RayExecutor, TestDiscovery, ray_logger
+from spotfleet.ray import ElasticExecutor, ElasticRayExecutor, RayExecutor, TestDiscovery, drains, ray_logger
 from spotfleet.ray.drains import drain_node, draining
 from spotfleet.ray.run import elastic_job, static_job
 from tests.ray.conftest import eventually
@@ -404,6 +405,18 @@ def test_hosts_that_come_and_go_at_random_repeat_no_step(cluster, shut_down, tmp
     assert run.error is None
     run.ends()
     assert run.no_step_was_repeated()
+
+
+def test_a_node_that_has_just_gone_costs_no_loss(cluster, shut_down, monkeypatch):
+    """Hosts by discovery are asked for by name, and Ray refuses a node that it has lost since."""
+    gone = "e" * 56
+    nodes = drains.alive_nodes()
+    monkeypatch.setattr(elastic_job.drains, "alive_nodes", lambda: {gone: {"CPU": 1.0}, **nodes})
+    settings = ElasticRayExecutor.create_settings(min_np=1, max_np=1)
+    settings.discovery = SimpleNamespace(find_available_hosts_and_slots=lambda: dict.fromkeys([gone, *nodes], 1))
+    executor = shut_down(ElasticRayExecutor(settings, override_discovery=False))
+    executor.start()
+    assert len(executor.run(about_itself)) == 1
 
 
 def test_what_cannot_be_pickled_is_named_with_its_variable(cluster):

@@ -257,7 +257,9 @@ class ElasticJob:
             self._last_error = str(event.error or "").strip() or type(event.error).__name__
         self._drop(event.number)
         done = actor.name in self._outcomes and self._outcomes[actor.name].done
-        if not done:
+        if isinstance(event.error, self._ray.exceptions.ActorUnschedulableError):
+            self._rooms[actor.node] = 0  # it went after the last look at the nodes; nothing was lost
+        elif not done:
             self._cooldown.lost(now)
 
     def _drop(self, number: int) -> None:
