@@ -177,7 +177,7 @@ def run(name: str, words: Sequence[str], tail: Sequence[str] | None, *, file: Pa
     if words or bool(command) == (file is not None):
         got = f"; got {' '.join(words)}" if words else ""
         raise UsageError(f"expected a command after `--`, or a task file{got}",
-                         hint="spotfleet run -- python x.py, or spotfleet run -f TASK.yaml")
+                         hint=f"spotfleet run -- {' '.join(words) or 'python x.py'}, or spotfleet run -f TASK.yaml")
     fleet = Fleet(name)
     job = fleet.run(command, file=file, nodes=nodes, each=each, name=name_of_job, envs=variables(env),
                     secrets=secrets(secret), down=down, wait=wait, priority=priority, options=_options(restarts),
