@@ -7,13 +7,14 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from spotfleet import bundle
 from spotfleet.api.lifecycle import upload
-from spotfleet.cli.commands import follow
-from spotfleet.errors import UsageError
+from spotfleet.cli.commands import follow, write
+from spotfleet.errors import DispatcherUnreachable, UsageError
 from spotfleet.model import JobState, ResizeSpec
 from spotfleet.protocol.messages import JobStatus
 from tests.support.cli.cli_cloud import FakeHandler, FakeJob
@@ -218,6 +219,18 @@ def test_down_with_train_ends_the_fleet_also_when_the_job_fails(up):
     up.write("broken.py", BROKEN)
     up.fails_with_traceback("train broken.py --down")
     assert up.cloud.living() == []
+
+
+def test_the_state_of_a_job_is_found_also_when_its_fleet_has_ended_with_it():
+    def gone():
+        raise DispatcherUnreachable("no answer")
+
+    other, failed = SimpleNamespace(job="a-1", state="succeeded"), SimpleNamespace(job="a-2", state="failed")
+    job = SimpleNamespace(id="a-2", status=gone)
+    ended = SimpleNamespace(status=lambda: SimpleNamespace(jobs=[other, failed]))
+    assert write.final_status(ended, job) is failed
+    with pytest.raises(DispatcherUnreachable):
+        write.final_status(SimpleNamespace(status=lambda: SimpleNamespace(jobs=[])), job)
 
 
 def test_variables_are_passed_and_a_missing_one_is_refused(up, monkeypatch):

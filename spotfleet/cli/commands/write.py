@@ -29,7 +29,7 @@ from spotfleet.cli.tables import columns, table
 from spotfleet.codec import to_json
 from spotfleet.config import FleetFile, Given, document, load, values
 from spotfleet.config.values import duration_s
-from spotfleet.errors import JobFailed, SpotfleetError, UsageError
+from spotfleet.errors import DispatcherUnreachable, JobFailed, SpotfleetError, UsageError
 from spotfleet.model import FleetSpec, JobState, Role
 from spotfleet.plugins import Base
 from spotfleet.protocol.messages import EndedJob, JobStatus
@@ -215,7 +215,7 @@ def _attached(fleet: Fleet, job: Job) -> bytes | None:
 
 
 def _ended(fleet: Fleet, job: Job, down: bool, shown: str) -> None:
-    status = job.status()
+    status = final_status(fleet, job)
     if status.error.strip() in shown:  # its traceback is already printed
         status = replace(status, error="")
     failed: JobFailed | None = None
@@ -233,6 +233,16 @@ def _ended(fleet: Fleet, job: Job, down: bool, shown: str) -> None:
         raise failed
     if not down:
         next_command(f"spotfleet cost {fleet.name}", f"spotfleet down {fleet.name}")
+
+
+def final_status(fleet: Fleet, job: Job) -> JobStatus:
+    """Return the status of an ended job, also if the fleet has ended with it (--down) and its dispatcher is gone."""
+    try:
+        return job.status()
+    except DispatcherUnreachable:
+        if found := next((one for one in fleet.status().jobs if one.job == job.id), None):
+            return found
+        raise
 
 
 def _done(status: JobStatus) -> str:
