@@ -205,6 +205,13 @@ def test_a_gpu_of_dstack_that_is_named_by_its_memory_is_any_with_so_much(gpu, fo
     assert data["resources"]["accelerators"] == found
 
 
+def test_folders_of_a_host_are_mounted_into_a_container_of_dstack_and_volumes_are_not():
+    data, left_out = converted("type: task\nimage: i\ncommands: [x]\nspot_policy: spot\nvolumes: [/a:/b, v:/c, "
+                               "{instance_path: /d, path: /e}]\n")
+    assert data["container"] == {"image": "i", "mounts": ["/a:/b", "/d:/e"]}
+    assert [line.split()[1] for line in left_out] == ["/a:/b", "v:/c", "/d:/e"]
+
+
 def test_a_gpu_that_nothing_here_has_gives_no_fleet_without_gpus():
     data, left_out = converted("type: task\ncommands: [x]\nresources: {gpu: 7GB}\n")
     assert left_out[0] == "resources.gpu: 7GB: no GPU of that kind is known; name one under `accelerators`"
