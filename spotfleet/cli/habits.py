@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+ALONE = re.compile(r"\b(torchrun|torch\.distributed\.(run|launch))\b.*\s--standalone\b", re.S)
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "python", "python3")
 OURS = {
     "stop": "`spotfleet down` ends the fleet and keeps its results; `spotfleet up FILE` makes it anew",
@@ -26,3 +31,15 @@ def hint(argv: list[str], message: str) -> str:
     if argv[:2] == ["jobs", "launch"]:
         return OURS["spot"]
     return OURS.get(argv[0], "") if argv and message.startswith("No such command") else ""
+
+
+def is_task_file(words: Sequence[str]) -> bool:
+    """Return whether a command is a YAML file here, as after `sky exec CLUSTER`."""
+    return len(words) == 1 and words[0].lower().endswith((".yaml", ".yml")) and Path(words[0]).is_file()
+
+
+def note(command: str, nodes: int) -> str:
+    """Return what a command for several hosts does otherwise than it seems to; else ""."""
+    if nodes > 1 and ALONE.search(command):
+        return f"torchrun --standalone waits on each host for {nodes} hosts that cannot reach it: leave the flag out"
+    return ""

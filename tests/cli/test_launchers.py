@@ -96,6 +96,17 @@ def test_a_command_of_another_program_is_answered_with_ours(user: User, line, in
     assert instead in user.fails(line, code=2).err.partition("hint: ")[2]
 
 
+def test_a_task_file_is_no_command_of_a_machine(user: User):
+    user.write("task.yaml", "run: x\n")
+    assert habits.is_task_file(["task.yaml"])
+    assert not any(map(habits.is_task_file, (["nowhere.yaml"], ["cat", "task.yaml"], [])))
+
+
+def test_torchrun_alone_on_several_hosts_is_noted():
+    assert "leave the flag out" in habits.note("cd a && torchrun --nproc_per_node=2 --standalone x.py", 2)
+    assert habits.note("torchrun --standalone x.py", 1) == habits.note("torchrun x.py", 2) == ""
+
+
 def test_each_named_command_exists_and_no_other_programs_word_is_one_of_ours():
     ours = {command.name or command.callback.__name__ for command in app.registered_commands}
     ours |= {group.name for group in app.registered_groups}

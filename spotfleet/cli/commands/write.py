@@ -21,7 +21,7 @@ from spotfleet.api.lifecycle.catalog_plan import draft
 from spotfleet.api.lifecycle.down import DownResult
 from spotfleet.api.lifecycle.preview import PlanKind, UpPlan
 from spotfleet.api.train import RestartOptions
-from spotfleet.cli import render
+from spotfleet.cli import habits, render
 from spotfleet.cli.commands.follow import print_progress, report_queued
 from spotfleet.cli.console import confirm, next_command, print_block, print_message, print_step, told_if_slow
 from spotfleet.cli.options import Interrupted
@@ -178,6 +178,8 @@ def run(name: str, words: Sequence[str], tail: Sequence[str] | None, *, file: Pa
         got = f"; got {' '.join(words)}" if words else ""
         raise UsageError(f"expected a command after `--`, or a task file{got}",
                          hint=f"spotfleet run -- {' '.join(words) or 'python x.py'}, or spotfleet run -f TASK.yaml")
+    if note := habits.note(command, nodes):
+        print_message(f"note: {note}")
     fleet = Fleet(name)
     job = fleet.run(command, file=file, nodes=nodes, each=each, name=name_of_job, envs=variables(env),
                     secrets=secrets(secret), down=down, wait=wait, priority=priority, options=_options(restarts),
