@@ -233,6 +233,13 @@ def test_the_state_of_a_job_is_found_also_when_its_fleet_has_ended_with_it():
         write.final_status(SimpleNamespace(status=lambda: SimpleNamespace(jobs=[])), job)
 
 
+@pytest.mark.parametrize(("kind", "workers", "said"), [
+    ("command", 2, True), ("restart", 2, True), ("command", 1, False), ("elastic", 2, False), ("", 2, False)])
+def test_the_end_of_a_job_names_the_output_of_its_other_ranks(kind, workers, said):
+    found = write.other_ranks(SimpleNamespace(job="a-1", kind=kind, max_workers=workers))
+    assert ("`spotfleet logs a-1 --all`" in found) is said
+
+
 def test_variables_are_passed_and_a_missing_one_is_refused(up, monkeypatch):
     assert up.ok("train hello.py --env A=1").out == "hello 1\n"
     monkeypatch.setenv("A", "mine")

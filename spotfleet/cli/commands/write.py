@@ -226,6 +226,8 @@ def _ended(fleet: Fleet, job: Job, down: bool, shown: str) -> None:
         print_message(f"job {job.id} has {status.state}: {_done(status)}")
         if status.hint:
             print_message(f"hint: {status.hint}")
+        if others := other_ranks(status):
+            print_message(others)
     except JobFailed as error:
         failed = error
     if down:
@@ -235,6 +237,14 @@ def _ended(fleet: Fleet, job: Job, down: bool, shown: str) -> None:
         raise failed
     if not down:
         next_command(f"spotfleet cost {fleet.name}", f"spotfleet down {fleet.name}")
+
+
+def other_ranks(status: JobStatus) -> str:
+    """Return where the output is that was not shown: other processes of a command or of a script without elastic.run
+    print things of their own, as with `sky launch`; those of an elastic job print the same."""
+    if status.kind not in ("restart", "command") or status.max_workers < 2:
+        return ""
+    return f"shown was the output of rank 0; that of all ranks: `spotfleet logs {status.job} --all`"
 
 
 def final_status(fleet: Fleet, job: Job) -> JobStatus:
