@@ -179,7 +179,8 @@ def inside(script: Path, workdir: Path) -> str:
                               "come after it")
     if found is None:
         raise UsageError(f"there is no script {script}",
-                         hint=f"looked for it here and in the working directory {workdir}")
+                         hint=scripts.launcher_hint(str(script))
+                         or f"looked for it here and in the working directory {workdir}")
     if not found.is_relative_to(workdir.resolve()):
         raise UsageError(f"{script} is outside the working directory {workdir}, which is all that is shipped",
                          hint="set `workdir` in the fleet file to a folder that holds it; `spotfleet up FILE` again")

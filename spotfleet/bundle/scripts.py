@@ -298,6 +298,16 @@ def refuse_fleet_file(script: str) -> None:
                               "SCRIPT.py` runs a script, and `spotfleet train` alone the file's `run`")
 
 
+def launcher_hint(words: str) -> str:
+    """Return what to type for a launcher, or for an option of torchrun, in the place of a script; else ""."""
+    if re.fullmatch(r"torchrun|accelerate|deepspeed|mpirun|python3?", words):
+        return ("`spotfleet train SCRIPT.py` starts the script once for each slot; `spotfleet run --nodes N -- "
+                f"{words} ...` runs {words} itself")
+    if re.match(r"--?(nproc|nnodes|rdzv|standalone|master|num_processes)", words):
+        return "torchrun's options are not needed: `--np MIN:MAX` is the number of workers, all hosts take part"
+    return ""
+
+
 def _instead(text: str) -> str:
     """Return the change of a line that imports Horovod."""
     changed = re.sub(r"\bfrom horovod import torch\b", "from spotfleet import train", text)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from spotfleet.cli import completion
+from spotfleet.cli import completion, habits
 from spotfleet.cli.commands import cost_options
 from spotfleet.cli.options import (
     TAIL,
@@ -103,7 +103,8 @@ def run(argv: list[str]) -> int:
             print(error.format_message(), file=sys.stderr)
             return 2
         context = getattr(error, "ctx", None)
-        _print_error(error.format_message(), f"{context.command_path} --help" if context else "")
+        instead = habits.hint(argv, error.format_message())
+        _print_error(error.format_message(), instead or (f"{context.command_path} --help" if context else ""))
         return 2
 
 

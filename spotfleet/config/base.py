@@ -64,12 +64,15 @@ def parse(text: str, where: str) -> Base:
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{where}: is not JSON: {error}", hint="terraform output -json > base.json") from None
+        raise UsageError(f"{where}: is not JSON: {error}",
+                         hint="name the folder of the .tf files, or a file made by `terraform output -json > base.json`"
+                         ) from None
     found = _value(data)
     if found is None:
         raise UsageError(f"{where}: has no output `{OUTPUT}`",
-                         hint='write `output "spotfleet" { value = module.NAME.spotfleet }` beside the module, and '
-                              "`terraform apply`")
+                         hint='write `output "spotfleet" { value = module.NAME.spotfleet }` beside a module of '
+                              "spotfleet (`terraform/` in its repository; it takes a network that you have), and "
+                              "`terraform apply`; or name the network in the fleet file, under its cloud")
     _refuse_other_version(found.get("version"), where)
     try:
         read = _Contract.model_validate(found)

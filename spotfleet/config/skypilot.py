@@ -37,6 +37,8 @@ FIRST_STORE = "s3"  # the store of a bucket that names none
 MOUNTED = ("MOUNT", "MOUNT_CACHED")
 MODES = ("COPY", *MOUNTED)
 SAME_MODEL = {"a100-40gb": "A100", "v100-16gb": "V100"}  # the plain name means that memory
+WORKDIR = re.compile(r"(?:~|\$HOME|\$\{HOME\})/sky_workdir\b")  # SkyPilot's working directory
+AT_WORKDIR = 'export SKY_WORKDIR="$PWD"; '  # on the script's first line, so that the lines of its messages stay
 BY_MEMORY = re.compile(r"(?:(nvidia|amd):)?(\d+GB\+?)(?::(\d+))?", re.I)  # 80GB:8, 40GB+
 VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
@@ -82,6 +84,10 @@ def adapt(document: Document, values: Values, installed: Installed) -> None:
             data[key] = {k: str(v).lower() if isinstance(v, bool) else v for k, v in data[key].items()}
     if isinstance(data.get("file_mounts"), dict):
         _mounts(document, values)
+    for key in ("setup", "run"):
+        if isinstance(text := data.get(key), str) and WORKDIR.search(text):
+            data[key] = AT_WORKDIR + WORKDIR.sub("$SKY_WORKDIR", text)
+            document.note(f"~/sky_workdir in `{key}` is $SKY_WORKDIR here, the working directory of the job")
 
 
 def _instead(config: Any) -> str:

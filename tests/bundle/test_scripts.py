@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spotfleet.bundle import scripts
-from spotfleet.bundle.scripts import horovod_advice, kind_of, launched, read, remarks
+from spotfleet.bundle.scripts import horovod_advice, kind_of, launched, launcher_hint, read, remarks
 
 ELASTIC = """
 import torch
@@ -240,3 +240,8 @@ def test_the_launcher_decides_over_the_source(tmp_path):
 
 def test_a_script_for_torchrun_is_not_said_to_run_alone(tmp_path):
     assert said(tmp_path, DDP) == []
+
+
+def test_a_launcher_in_the_place_of_a_script_is_answered_with_the_command_for_it():
+    assert "`spotfleet run --nodes N -- torchrun ...`" in launcher_hint("torchrun")
+    assert "`--np MIN:MAX`" in launcher_hint("--nproc_per_node=2") and launcher_hint("nowhere.py") == ""

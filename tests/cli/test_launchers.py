@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
+from spotfleet.cli import habits
+from spotfleet.cli.app import app
 from spotfleet.cli.launchers.horovodrun import HorovodRun, fleet_file, hosts_of, notes, own_address, program, timeline
 from spotfleet.cli.launchers.launch import of_file
 from spotfleet.config.foreign.horovod import HorovodHosts
@@ -78,6 +81,37 @@ def test_a_timeline_counts_microseconds_from_the_first_event():
     found = timeline([{"kind": "A", "at": 5.0, "host": "h"}, {"kind": "B", "at": 6.5, "why": "x", "list": [1]}])
     assert [(e["name"], e["ts"], e["pid"]) for e in found] == [("A", 0, "h"), ("B", 1_500_000, "fleet")]
     assert found[1]["args"] == {"kind": "B", "at": 6.5, "why": "x"}
+
+
+# --- other programs' commands
+
+
+@pytest.mark.parametrize(("line", "instead"), [
+    ("stop fleet", "`spotfleet down`"), ("show-gpus", "`spotfleet offers --gpus A100:8`"),
+    ("jobs launch task.yaml", "`spotfleet launch FILE`"), ("torchrun train.py", "`spotfleet run --nodes N -- torchrun"),
+    ("apply -f task.yaml", "`spotfleet convert FILE`"), ("nonsense", " --help"),
+    ("run --nodes 2 torchrun a.py", "spotfleet run -- torchrun a.py"),
+])
+def test_a_command_of_another_program_is_answered_with_ours(user: User, line, instead):
+    assert instead in user.fails(line, code=2).err.partition("hint: ")[2]
+
+
+def test_a_task_file_is_no_command_of_a_machine(user: User):
+    user.write("task.yaml", "run: x\n")
+    assert habits.is_task_file(["task.yaml"])
+    assert not any(map(habits.is_task_file, (["nowhere.yaml"], ["cat", "task.yaml"], [])))
+
+
+def test_torchrun_alone_on_several_hosts_is_noted():
+    assert "leave the flag out" in habits.note("cd a && torchrun --nproc_per_node=2 --standalone x.py", 2)
+    assert habits.note("torchrun --standalone x.py", 1) == habits.note("torchrun x.py", 2) == ""
+
+
+def test_each_named_command_exists_and_no_other_programs_word_is_one_of_ours():
+    ours = {command.name or command.callback.__name__ for command in app.registered_commands}
+    ours |= {group.name for group in app.registered_groups}
+    named = {word for text in habits.OURS.values() for word in re.findall(r"`spotfleet ([a-z-]+)", text)}
+    assert named <= ours and not set(habits.OURS) & ours
 
 
 # --- launch

@@ -7,14 +7,15 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from spotfleet import bundle
 from spotfleet.api import Fleet
 from spotfleet.api.lifecycle import upload
-from spotfleet.cli.commands import follow
-from spotfleet.errors import UsageError
+from spotfleet.cli.commands import follow, write
+from spotfleet.errors import DispatcherUnreachable, UsageError
 from spotfleet.model import JobState, ResizeSpec
 from spotfleet.protocol.messages import JobStatus
 from tests.support.cli.cli_cloud import FakeHandler, FakeJob
@@ -249,6 +250,25 @@ def test_down_with_train_ends_the_fleet_also_when_the_job_fails(up):
     up.write("broken.py", BROKEN)
     up.fails_with_traceback("train broken.py --down")
     assert up.cloud.living() == []
+
+
+def test_the_state_of_a_job_is_found_also_when_its_fleet_has_ended_with_it():
+    def gone():
+        raise DispatcherUnreachable("no answer")
+
+    other, failed = SimpleNamespace(job="a-1", state="succeeded"), SimpleNamespace(job="a-2", state="failed")
+    job = SimpleNamespace(id="a-2", status=gone)
+    ended = SimpleNamespace(status=lambda: SimpleNamespace(jobs=[other, failed]))
+    assert write.final_status(ended, job) is failed
+    with pytest.raises(DispatcherUnreachable):
+        write.final_status(SimpleNamespace(status=lambda: SimpleNamespace(jobs=[])), job)
+
+
+@pytest.mark.parametrize(("kind", "workers", "said"), [
+    ("command", 2, True), ("restart", 2, True), ("command", 1, False), ("elastic", 2, False), ("", 2, False)])
+def test_the_end_of_a_job_names_the_output_of_its_other_ranks(kind, workers, said):
+    found = write.other_ranks(SimpleNamespace(job="a-1", kind=kind, max_workers=workers))
+    assert ("`spotfleet logs a-1 --all`" in found) is said
 
 
 def test_variables_are_passed_and_a_missing_one_is_refused(up, monkeypatch):

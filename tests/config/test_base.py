@@ -73,6 +73,12 @@ def test_what_is_no_contract_is_refused(text: str, words: str):
     assert words in str(caught.value) and caught.value.hint
 
 
+def test_the_outputs_of_a_network_alone_are_answered_with_how_to_use_it():
+    with pytest.raises(UsageError, match="has no output `spotfleet`") as caught:
+        base.parse(json.dumps({"vpc_id": {"value": "vpc-0a1b2c3d4e5f67890"}}), "x.json")
+    assert "it takes a network that you have" in caught.value.hint and "in the fleet file" in caught.value.hint
+
+
 def test_a_newer_contract_asks_for_a_newer_spotfleet_and_an_older_one_for_a_newer_module():
     hints = []
     for version in (0, 2):

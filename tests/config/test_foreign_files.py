@@ -79,7 +79,7 @@ def test_a_cluster_file_of_ray_becomes_a_fleet_whose_head_is_the_dispatcher():
 
 def test_each_setup_command_of_ray_has_a_shell_of_its_own_and_the_first_failure_ends_the_setup():
     data, left_out = converted("cluster_name: a\nprovider: {type: aws, region: us-east-1}\nworker_nodes: {}\n"
-                               "setup_commands: [cd /, pwd, 'false', echo not reached, echo x >> ~/.bashrc]\n")
+                               "setup_commands: [cd /, pwd, true, false, echo not reached, echo x >> ~/.bashrc]\n")
     said = subprocess.run(["bash", "-c", data["setup"]], capture_output=True, text=True, check=False, cwd="/usr")
     assert (said.returncode, said.stdout) == (1, "/usr\n")
     assert any(line.startswith("setup_commands: `setup` and jobs read no ~/.bashrc") for line in left_out)
@@ -208,10 +208,17 @@ def test_a_gpu_of_dstack_that_is_named_by_its_memory_is_any_with_so_much(gpu, fo
     assert data["resources"]["accelerators"] == found
 
 
+def test_folders_of_a_host_are_mounted_into_a_container_of_dstack_and_volumes_are_not():
+    data, left_out = converted("type: task\nimage: i\ncommands: [x]\nspot_policy: spot\nvolumes: [/a:/b, v:/c, "
+                               "{instance_path: /d, path: /e}]\n")
+    assert data["container"] == {"image": "i", "mounts": ["/a:/b", "/d:/e"]}
+    assert [line.split()[1] for line in left_out] == ["/a:/b", "v:/c", "/d:/e"]
+
+
 def test_a_gpu_that_nothing_here_has_gives_no_fleet_without_gpus():
     data, left_out = converted("type: task\ncommands: [x]\nresources: {gpu: 7GB}\n")
     assert left_out[0] == "resources.gpu: 7GB: no GPU of that kind is known; name one under `accelerators`"
-    with pytest.raises(UsageError, match=r"resources.accelerators: expected NAME or NAME:COUNT .* got '7GB'"):
+    with pytest.raises(UsageError, match=r"resources\.accelerators: no GPU with 7GB is known"):
         spec(data)
 
 

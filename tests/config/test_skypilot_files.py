@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -231,6 +232,14 @@ def test_a_folder_that_skypilot_would_put_into_a_bucket_is_no_place_for_results(
     found = draft("run: x\nfile_mounts: {/out: {name: results, source: ./out, mode: MOUNT}}")
     assert found.notes == ("file_mounts./out is shipped with the working directory; no bucket is made of it; what a "
                            "job writes there stays on its host",)
+
+
+def test_the_working_directory_of_skypilot_is_that_of_the_job(tmp_path: Path):
+    found = draft("run: 'cd / && echo ~/sky_workdir/a \"$HOME/sky_workdir\" ~/sky_workdir2'")
+    said = subprocess.run(["bash", "-c", found.spec.run], cwd=tmp_path, env={"HOME": "/h"}, capture_output=True,
+                          text=True, check=True)
+    assert said.stdout == f"{tmp_path}/a {tmp_path} /h/sky_workdir2\n"
+    assert found.notes == ("~/sky_workdir in `run` is $SKY_WORKDIR here, the working directory of the job",)
 
 
 def test_a_secret_is_never_written_into_a_mount():

@@ -17,6 +17,7 @@ import typer
 
 from spotfleet.api.access import targets
 from spotfleet.api.home import FleetDir, Home
+from spotfleet.cli import habits
 from spotfleet.cli.console import print_message, print_step
 from spotfleet.codec import to_json
 from spotfleet.config.values import duration_s
@@ -39,6 +40,9 @@ def execute(name: str, words: Sequence[str], tail: Sequence[str] | None, *, ever
             as_json: bool) -> None:
     """Run a command on machines. `tail`: the words after `--`; None without `--`, and `words` is [FLEET] COMMAND."""
     folder, command = _folder_and_command(name, words, tail)
+    if habits.is_task_file(command):
+        raise UsageError(f"{command[0]} is a task file, not a command of a machine",
+                         hint=f"spotfleet run -f {command[0]} -c {folder.name}")
     _refuse_both(everywhere, host)
     limit_s = _seconds(timeout)
     if not (everywhere or as_json or limit_s):

@@ -22,7 +22,7 @@ from spotfleet.api.lifecycle.down import DownResult
 from spotfleet.api.lifecycle.preview import PlanKind, UpPlan
 from spotfleet.api.train import RestartOptions
 from spotfleet.bundle import scripts
-from spotfleet.cli import render
+from spotfleet.cli import habits, render
 from spotfleet.cli.commands.follow import print_progress, report_queued
 from spotfleet.cli.console import confirm, next_command, print_block, print_message, print_step, told_if_slow
 from spotfleet.cli.options import Interrupted
@@ -30,7 +30,7 @@ from spotfleet.cli.tables import columns, table
 from spotfleet.codec import to_json
 from spotfleet.config import FleetFile, Given, document, load, values
 from spotfleet.config.values import duration_s
-from spotfleet.errors import JobFailed, SpotfleetError, UsageError
+from spotfleet.errors import DispatcherUnreachable, JobFailed, SpotfleetError, UsageError
 from spotfleet.model import FleetSpec, JobState, Role
 from spotfleet.plugins import Base
 from spotfleet.protocol.messages import EndedJob, JobStatus
@@ -187,6 +187,8 @@ def run(name: str, words: Sequence[str], tail: Sequence[str] | None, *, file: Pa
         got = f"; got {' '.join(words)}" if words else ""
         raise UsageError(f"expected a command after `--`, or a task file{got}",
                          hint=f"spotfleet run -- {shlex.join(words) or 'python x.py'}, or spotfleet run -f TASK.yaml")
+    if note := habits.note(command, nodes):
+        print_message(f"note: {note}")
     fleet = Fleet(name)
     job = fleet.run(command, file=file, nodes=nodes, each=each, name=name_of_job, envs=variables(env),
                     secrets=secrets(secret), down=down, wait=wait, priority=priority, options=_options(restarts),
@@ -224,7 +226,7 @@ def _attached(fleet: Fleet, job: Job) -> bytes | None:
 
 
 def _ended(fleet: Fleet, job: Job, down: bool, shown: str) -> None:
-    status = job.status()
+    status = final_status(fleet, job)
     if status.state == JobState.FAILED.value and not status.hint:
         status = replace(status, hint=scripts.module_advice(f"{shown}\n{status.error}"))
     if status.error.strip() in shown:  # its traceback is already printed
@@ -235,6 +237,8 @@ def _ended(fleet: Fleet, job: Job, down: bool, shown: str) -> None:
         print_message(f"job {job.id} has {status.state}: {_done(status)}")
         if status.hint:
             print_message(f"hint: {status.hint}")
+        if others := other_ranks(status):
+            print_message(others)
     except JobFailed as error:
         failed = error
     if down:
@@ -244,6 +248,24 @@ def _ended(fleet: Fleet, job: Job, down: bool, shown: str) -> None:
         raise failed
     if not down:
         next_command(f"spotfleet cost {fleet.name}", f"spotfleet down {fleet.name}")
+
+
+def other_ranks(status: JobStatus) -> str:
+    """Return where the output is that was not shown: other processes of a command or of a script without elastic.run
+    print things of their own, as with `sky launch`; those of an elastic job print the same."""
+    if status.kind not in ("restart", "command") or status.max_workers < 2:
+        return ""
+    return f"shown was the output of rank 0; that of all ranks: `spotfleet logs {status.job} --all`"
+
+
+def final_status(fleet: Fleet, job: Job) -> JobStatus:
+    """Return the status of an ended job, also if the fleet has ended with it (--down) and its dispatcher is gone."""
+    try:
+        return job.status()
+    except DispatcherUnreachable:
+        if found := next((one for one in fleet.status().jobs if one.job == job.id), None):
+            return found
+        raise
 
 
 def _done(status: JobStatus) -> str:

@@ -86,13 +86,22 @@ def _program(file: ForeignKeys, kind: str) -> dict[str, Any]:
     for item in file.take("files", []):
         local, _, remote = str(item).partition(":")
         files[remote or local] = local
+    image, folders = file.take("image"), []
     for volume in file.take("volumes", []):
-        file.note("volumes", f"{volume} cannot be mounted; name data under `file_mounts`")
+        if isinstance(volume, dict):
+            volume = f"{volume.get('instance_path') or volume.get('name') or ''}:{volume.get('path') or ''}"
+        if image and re.fullmatch(r"/[^:\s]*:/[^:\s]*", str(volume)):
+            folders.append(str(volume))
+            file.note("volumes", f"{volume} is a folder of each host and lost with it: a bucket under `file_mounts` "
+                                 "outlives hosts")
+        else:
+            file.note("volumes", f"{volume} cannot be mounted; name data under `file_mounts`")
+    container = {"image": image, "mounts": folders} if folders else image
     secrets = [key for key, value in envs.items() if (found := FILLED_IN.search(str(value)))
                and found[1].startswith("secrets.")]
     for key in secrets:
         file.note(f"env.{key}", f"a secret of dstack; here it comes from your environment: `export {key}=...`")
-    return {"container": file.take("image"), "envs": {k: v for k, v in envs.items() if k not in secrets},
+    return {"container": container, "envs": {k: v for k, v in envs.items() if k not in secrets},
             "secrets": dict.fromkeys(secrets), "workdir": file.take("working_dir"), "file_mounts": files,
             "setup": _commands(file, "init"), "run": _commands(file, "commands")}
 

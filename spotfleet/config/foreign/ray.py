@@ -93,7 +93,8 @@ def _setup(file: ForeignKeys, workers: list[ForeignKeys]) -> str:
         lists[2] = workers[0].take("worker_setup_commands", lists[2])  # those of a type replace those of the file
     for worker in workers:
         worker.leave("worker_setup_commands", "`setup` is one for all hosts")
-    commands = [str(command).rstrip("\n") for part in lists for command in part]
+    commands = [script(command if isinstance(command, list) else [command]).rstrip("\n")
+                for part in lists for command in part]
     if any(PROFILE.search(command) for command in commands):
         file.note("setup_commands", "`setup` and jobs read no ~/.bashrc and no profile: write variables under `envs`, "
                                     "and an `export PATH=...` at the head of `setup` and `run`")

@@ -59,4 +59,5 @@ def without_empty(data: Mapping[str, Any]) -> dict[str, Any]:
 def script(*parts: Any) -> str:
     """Join lists of shell commands to one text, a command a line."""
     lines = [line for part in parts for line in (part if isinstance(part, list) else [part] if part else [])]
-    return "".join(str(line).rstrip("\n") + "\n" for line in lines)
+    words = {True: "true", False: "false"}  # commands that YAML reads as truth values
+    return "".join(str(words[line] if isinstance(line, bool) else line).rstrip("\n") + "\n" for line in lines)
