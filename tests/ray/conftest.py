@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -97,14 +100,24 @@ def one_cluster() -> Iterator[TestCluster]:
         for name, value in {**SETTINGS, "RAY_TMPDIR": folder}.items():
             patch.setenv(name, value)
         made: list[TestCluster] = []
-        try:
-            made.append(TestCluster())
-            yield made[0]
-        finally:
-            for cluster in made:
-                cluster.close()
-            end_all(folder)
-            shutil.rmtree(folder, ignore_errors=True)
+        with ended_with_this_process(folder):
+            try:
+                made.append(TestCluster())
+                yield made[0]
+            finally:
+                for cluster in made:
+                    cluster.close()
+                end_all(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def ended_with_this_process(folder: str) -> Iterator[None]:
+    """Have the cluster ended also if this process is killed, or ends itself at a test's time limit."""
+    code = "import sys; from tests.ray.conftest import end_all; sys.stdin.read(); end_all(sys.argv[1])"
+    with subprocess.Popen([sys.executable, "-c", code, folder], stdin=subprocess.PIPE, start_new_session=True,
+                          env={**os.environ, "RAY_TMPDIR": ""}):
+        yield  # the watcher's standard input ends with this process
 
 
 def end_all(folder: str) -> None:
