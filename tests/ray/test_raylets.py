@@ -129,3 +129,4 @@ def test_no_variable_of_another_cluster_reaches_a_process_of_this_one(tmp_path: 
     found = processes.environment({"RAY_ADDRESS": "10.0.0.9:6379", "RAY_AUTH_TOKEN": "t", "PATH": "/bin"}, tmp_path)
     assert "RAY_ADDRESS" not in found and found["RAY_AUTH_TOKEN"] == "t" and found["PATH"] == "/bin"
     assert found[processes.MARK] == str(tmp_path)
+    assert found["RAY_worker_niceness"] == "0", "a worker that trains is no background task"

@@ -25,6 +25,7 @@ SETTINGS = {
     "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",  # even then a head would report to Ray's authors, once
     "RAY_enable_metrics_collection": "0",
     "RAY_raylet_start_wait_time_s": "180",  # the default is too short for a busy machine
+    "RAY_worker_niceness": "0",  # else 15: on a busy machine workers wait for everybody else
 }
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
