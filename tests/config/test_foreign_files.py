@@ -103,7 +103,7 @@ available_node_types:
       machineType: g2-standard-4
       disks: [{boot: true, initializeParams: {diskSizeGb: 70, sourceImage: projects/p/global/images/family/f}}]
 """)
-    assert (data["container"], data["nodes"]) == ("own", {"min": 1, "max": 3})
+    assert (data["container"], data["nodes"]) == ("own", {"min": 0, "max": 3})
     assert data["setup"].splitlines()[1:] == ["echo a", "echo own"]
     assert data["gcp"] == {"disk": 70, "image": "projects/p/global/images/family/f"}
     assert [line.partition(":")[0] for line in left_out] == ["docker.head_image", "min_workers"]
