@@ -106,7 +106,13 @@ available_node_types:
     assert (data["container"], data["nodes"]) == ("own", {"min": 0, "max": 3})
     assert data["setup"].splitlines()[1:] == ["echo a", "echo own"]
     assert data["gcp"] == {"disk": 70, "image": "projects/p/global/images/family/f"}
-    assert [line.partition(":")[0] for line in left_out] == ["docker.head_image", "min_workers"]
+    assert [line.partition(":")[0] for line in left_out] == ["docker.head_image"]
+
+
+def test_a_cluster_file_of_ray_asks_for_ray_unless_its_workers_have_an_image():
+    text = "cluster_name: a\nprovider: {type: aws, region: us-east-1}\nworker_nodes: {InstanceType: c5.xlarge}\n"
+    assert converted(text)[0]["ray"] is True and spec(converted(text)[0]).ray is not None
+    assert "ray" not in converted(text + "docker: {image: own}\n")[0]
 
 
 def test_a_head_type_of_ray_that_may_have_workers_is_one_of_their_types():

@@ -11,7 +11,7 @@ from typing import Any
 
 from spotfleet.config.foreign.source import Converted, ForeignKeys, name, script, without_empty
 
-NOT_STARTED = "Ray is not started: `spotfleet train SCRIPT.py` runs a script on every host"
+NOT_STARTED = "`spotfleet ray start` starts Ray with commands of its own"
 PACE = "the dispatcher decides when to launch"
 DISK_FROM = ("BlockDeviceMappings", "Ebs", "VolumeSize")
 # Ray runs each command in a shell of its own, and the first that fails ends the start of the node.
@@ -48,6 +48,7 @@ def convert(data: Mapping[str, Any]) -> Converted:
     for key in list(docker.data):
         docker.leave(key, "`container` has an image, an engine and mounts")
     result["container"] = image
+    result["ray"] = True if kind != "local" and not image else None  # with a container, jobs run in it and Ray cannot
     for key in ("head_start_ray_commands", "worker_start_ray_commands"):
         file.leave(key, NOT_STARTED)
     for key in ("upscaling_speed", "autoscaling_mode", "target_utilization_fraction", "initial_workers",
