@@ -24,10 +24,10 @@ def test_a_hosts_role_has_what_checkpoints_need_and_no_more(bucket):
     bucket.permitted = frozenset(roles.document("host")["includedPermissions"])
     store, block = ObjectStore("gs://spot/runs"), bytes(1 << 20)
     store.put("small", [b"x"])
-    store.put("large", [block] * 6)  # in parts
-    store.put("large", [block] * 6)
+    store.put("large", [block] * 12)  # in parts
+    store.put("large", [block] * 12)
     with pytest.raises(OSError, match="instead of 7"):
-        store.put("broken", [block] * 6, size=7)  # its upload is aborted
+        store.put("broken", [block] * 12, size=7)  # its upload is aborted
     assert b"".join(store.get("small")) == b"x" and sorted(e.key for e in store.list()) == ["large", "small"]
     store.delete("small")
     assert bucket.used == bucket.permitted and bucket.uploads == {}
