@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import uuid
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ from tests.support.lanes import Lanes, is_worker
 RUN_MARK = "TEST_RUN_OF_SPOTFLEET"  # in the environment of every process that a test starts, so that none is overlooked
 LEFTOVERS_S = "TEST_LEFTOVERS_S"  # so long a process may take to end after the last test
 NETGUARD = str(Path(__file__).parent / "netguard")
+
+# Ray's head asks in which cloud it runs, and no setting prevents that. The guard refuses it, as anything else.
+RAY_ASKS = re.compile(r"(169\.254\.169\.254:80|metadata\.google\.internal) by \d+ \(\S*/ray/dashboard/dashboard\.py ")
 
 LONGER = 10  # times as many random histories with `scripts/test --long`
 
@@ -87,7 +91,8 @@ def stays_on_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     os.environ["NETGUARD_LOG"] = str(log)
     before = log.stat().st_size if log.exists() else 0
     yield log
-    new = log.read_text()[before:] if log.exists() else ""
+    lines = log.read_text()[before:].splitlines(keepends=True) if log.exists() else []
+    new = "".join(line for line in lines if not RAY_ASKS.search(line))
     assert not new, f"tried to leave this machine:\n{new}"
 
 

@@ -341,6 +341,7 @@ def test_each_worker_sees_all_gpus_of_its_node_and_chooses_by_its_local_rank(clu
     finally:
         executor.shutdown()
         cluster.lose(node)
+        eventually(lambda: not any(n["Alive"] and n["NodeID"] == node.node_id for n in cluster.ray.nodes()))
 
 
 def test_more_fixed_workers_than_the_cluster_has_room_for(cluster, shut_down):
