@@ -62,6 +62,8 @@ class Trouble:
     def kill(self, number: int) -> None:
         """Never the last one that holds the state."""
         members = self.members()
+        if not members:  # the one that is left is leaving
+            return
         spared = self.dice.choice([m for m in members if self.fleet.report(m).version > 0] or members)
         for name in self.dice.sample([m for m in members if m != spared], min(number, len(members) - 1)):
             send(self.fleet.workers[name].pid, signal.SIGKILL)
