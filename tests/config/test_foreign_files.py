@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -77,11 +78,13 @@ def test_a_cluster_file_of_ray_becomes_a_fleet_whose_head_is_the_dispatcher():
         "available_node_types.worker.node_config.SubnetIds"}
 
 
-def test_each_setup_command_of_ray_has_a_shell_of_its_own_and_the_first_failure_ends_the_setup():
+def test_each_setup_command_of_ray_has_a_shell_of_its_own_and_the_first_failure_ends_the_setup(tmp_path: Path):
     data, left_out = converted("cluster_name: a\nprovider: {type: aws, region: us-east-1}\nworker_nodes: {}\n"
                                "setup_commands: [cd /, pwd, true, false, echo not reached, echo x >> ~/.bashrc]\n")
-    said = subprocess.run(["bash", "-c", data["setup"]], capture_output=True, text=True, check=False, cwd="/usr")
+    said = subprocess.run(["bash", "-c", data["setup"]], capture_output=True, text=True, check=False, cwd="/usr",
+                          env={"PATH": os.defpath, "HOME": str(tmp_path)})
     assert (said.returncode, said.stdout) == (1, "/usr\n")
+    assert not list(tmp_path.iterdir())
     assert any(line.startswith("setup_commands: `setup` and jobs read no ~/.bashrc") for line in left_out)
 
 
