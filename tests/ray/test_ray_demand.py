@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from spotfleet.api import Fleet
 from spotfleet.providers.local import LocalCloud
 from spotfleet.version import install
+from tests.ray.test_ray_on_fleet import folder_in
 from tests.support.e2e.e2e_stage import Stage, wait_for
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -64,7 +66,10 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
             wait_for("the head", lambda: (r := fleet.ray.status().report) is not None and r.state.up, LIMIT_S)
             yield found
         finally:
+            folders = [folder_in(found.home)] if list(found.home.glob("local/hosts/*/jobs/ray-*/secrets.json")) else []
             LocalCloud(found.home).shutdown()
+            for folder in folders:  # its processes have ended with their machines
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_a_submitted_task_makes_a_host_of_its_group_come_and_go_and_the_bill_shows_it(stage: Stage):
