@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
+from recovery import end_all
 
 RAY = {"RAY_AUTH_MODE": "disabled", "RAY_memory_monitor_refresh_ms": "0", "RAY_DEDUP_LOGS": "0",
        "RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "180", "RAY_AIR_NEW_OUTPUT": "0",
@@ -218,19 +218,6 @@ def main() -> None:
     date = datetime.date.today().isoformat()
     print(json.dumps([asdict(r) for r in rows]) if given.output == "json" else f"{date}\n\n{table(rows)}", flush=True)
     os._exit(0)  # Ray's threads would wait for the cluster that has ended
-
-
-def end_all(folder: str) -> None:
-    """End each process of the cluster."""
-    left = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and process.environ().get("RAY_TMPDIR") == folder:
-                process.kill()
-                left.append(process)
-        except psutil.Error:
-            continue  # ended meanwhile, or not ours
-    psutil.wait_procs(left, timeout=30)
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ class DemandController:
         return min((o.price_micros_h for o in self._offers(group)), default=0)
 
     def _offers(self, group: str) -> list[Offer]:
-        """Return the offers of the group's hosts, or those that it would have a host from."""
+        """Return the offers of the group's hosts; without a host, the offers that one would be chosen from."""
         hosts = [h.offer for h in self._core.journal.state.hosts if h.role is Role.WORKER and h.group == group]
         return hosts or list(self._machines.groups.offered.get(group, ()))
 

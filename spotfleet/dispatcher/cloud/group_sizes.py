@@ -67,7 +67,7 @@ class GroupSizes:
 
     def sizes(self, now: float, *, needed_only: bool = False) -> dict[str, GroupHosts]:
         """Return the number of hosts that each group should have, in the order of the fleet file; with `needed_only`
-        without those that are only not idle for long enough."""
+        without hosts that stay only because they have not been idle for long enough."""
         self.refresh()
         self._read_slots()
         core, state = self._core, self._core.journal.state

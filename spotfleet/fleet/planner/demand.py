@@ -68,7 +68,7 @@ class DemandGroup:
     resources: Shape  # those of one host
     hosts: tuple[DemandHost, ...] = ()
     idle_s: float = 300.0
-    jobs: int = 0  # hosts that the fleet's own jobs need, those that they have included
+    jobs: int = 0  # hosts that the fleet's own jobs need, counting the ones they have
 
     @property
     def staying(self) -> list[DemandHost]:
@@ -101,7 +101,7 @@ class DemandPlan:
 
 
 def plan_demand(states: Sequence[RayState], groups: Sequence[DemandGroup], most: int | None = None) -> DemandPlan:
-    """Return the hosts that should exist, and those that should end.
+    """Return which hosts should exist, and which should end.
 
     `states`: all observations of the last moments, the newest last. While the cluster does not answer nothing is known
     of its work: no host is bought for it, and none ends. `most`: hosts of all groups that the cluster may have; None:
