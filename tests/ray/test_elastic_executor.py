@@ -181,6 +181,20 @@ def test_an_error_of_the_function_arrives_with_its_own_traceback(cluster, shut_d
     assert executor.run(about_itself)[0]["checked"] is None
 
 
+def returns_a_lock(file: str) -> Any:
+    with open(file, "a") as log:
+        log.write("called\n")
+    return threading.Lock()
+
+
+def test_a_value_that_cannot_be_sent_is_named_and_the_function_is_not_called_again(cluster, shut_down, tmp_path):
+    executor = shut_down(ElasticExecutor(min_workers=1, max_workers=1))
+    executor.start()
+    with pytest.raises(UsageError, match=r"what the function returns.* cannot be sent .*cannot pickle '_thread.lock'"):
+        executor.run(returns_a_lock, args=[str(tmp_path / "log")])
+    assert (tmp_path / "log").read_text() == "called\n"
+
+
 def about_itself() -> dict[str, Any]:
     return {"main": threading.current_thread() is threading.main_thread(), "omp": os.environ.get("OMP_NUM_THREADS"),
             "given": os.environ.get("GIVEN"), "torch": "torch" in sys.modules, "pid": os.getpid(),
@@ -386,6 +400,11 @@ def test_a_detached_run_outlives_its_driver(cluster, shut_down, tmp_path):
     assert executor.status().phase == "running" and len(executor.status().members) == 2
     with pytest.raises(UsageError, match="'nightly' exists already"):
         ElasticExecutor(detached="nightly").start()
+    with pytest.raises(UsageError, match="max_workers is 1 and min_workers is 2"):
+        executor.resize(max_workers=1)
+    before = set(steps(tmp_path))
+    os.kill(min(before), signal.SIGKILL)  # its function was an object of the driver
+    eventually(lambda: set(steps(tmp_path)) - before and sizes(tmp_path) == {2})
     stop(tmp_path)
     assert [rank for rank, _ in executor.result()] == [0, 1]
     executor.shutdown()

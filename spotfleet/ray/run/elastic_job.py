@@ -21,10 +21,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from spotfleet.errors import SpotfleetError
+from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.membership import Change, Evicted, Ordered
 from spotfleet.protocol.messages import JOB_KEY, Stage
 from spotfleet.ray import drains
@@ -33,7 +33,7 @@ from spotfleet.ray.params import ElasticParams, HostSource
 from spotfleet.ray.run.actors import Outcome
 from spotfleet.ray.run.checkpoints import WORK, RunCheckpoints, newest, target_of, work_folder
 from spotfleet.ray.run.coordinator import JOB, Coordinator, Leaving, RunStatus, is_held_up
-from spotfleet.ray.run.pool import ActorPool, ActorSpec, CallEnded, Ready
+from spotfleet.ray.run.pool import ActorPool, ActorSpec, CallEnded, Ready, cannot_be_sent
 from spotfleet.ray.run.staffing import ActorStage, Cooldown, StaffMember, room_on, staff_change
 
 TICK_S = 0.05
@@ -145,7 +145,8 @@ class ElasticJob:
         found = newest(target) if target else None
         with self._lock:
             if self._work is not None and not self.ended.is_set():
-                raise SpotfleetError("the executor runs a function already", hint="wait for run() to return")
+                raise SpotfleetError("the executor runs a function already",
+                                     hint="result() waits for its end, shutdown() ends it")
             self._begin_run()
             address = self._ray.util.get_node_ip_address()
             self._coordinator = Coordinator(address, self._key, self._least, self._wanted(), self._wake.set,
@@ -159,11 +160,14 @@ class ElasticJob:
         assert self._end is not None
         return self._end
 
-    def resize(self, min_workers: int | None, max_workers: int | None) -> None:
+    def resize(self, min_workers: int | None, max_workers: int | None) -> ElasticParams:
+        """Change the limits; return the parameters with the new ones. UsageError for impossible ones."""
         with self._lock:
-            self._least = self._least if min_workers is None else min_workers
-            self._most = self._most if max_workers is None else max_workers
+            changed = replace(self.params, min_workers=self._least if min_workers is None else min_workers,
+                              max_workers=self._most if max_workers is None else max_workers)
+            self._least, self._most = changed.min_workers, changed.max_workers
         self._wake.set()
+        return changed
 
     def standing(self) -> RunStatus:
         with self._lock:
@@ -253,6 +257,10 @@ class ElasticJob:
             in_init = self._coordinator is not None and self._coordinator.report(actor.name).stage is Stage.INIT
             if event.result.blame_peer and in_init:
                 self._outside = actor.name, event.result
+        elif actor.name and (why := cannot_be_sent(event.error)):
+            error = UsageError(f"what the function returns, or it, or an argument cannot be sent between the driver and "
+                               f"its workers: {why}", hint="return plain data: numbers, texts, lists and dicts of them")
+            self._outcomes[actor.name] = Outcome(False, None, error, str(event.error))
         else:
             self._last_error = str(event.error or "").strip() or type(event.error).__name__
         self._drop(event.number)
