@@ -344,14 +344,16 @@ def test_a_module_that_the_nodes_do_not_have_travels_with_its_function(cluster, 
         shut_down(RayExecutor(num_workers=1, cpus_per_worker=0.5)).start()
 
 
-def test_each_worker_sees_all_gpus_of_its_node_and_chooses_by_its_local_rank(cluster, shut_down):
+def test_each_worker_sees_all_gpus_of_its_node_and_chooses_by_its_local_rank(cluster, shut_down, monkeypatch):
     """Ray shows an actor its own GPU alone. The GPUs are invented: Ray counts them, and nobody uses them."""
-    node = cluster.add(cpus=2, gpus=2)
+    with monkeypatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "4,5")  # those of the machine that its raylet may use
+        node = cluster.add(cpus=2, gpus=2)
     executor = shut_down(ElasticExecutor(min_workers=2, max_workers=2, use_gpu=True))
     executor.start()
     try:
         found = executor.run(about_gpus)
-        assert sorted(found) == [("0,1", "0"), ("0,1", "1")]
+        assert sorted(found) == [("4,5", "0"), ("4,5", "1")]
     finally:
         executor.shutdown()
         cluster.lose(node)

@@ -34,7 +34,7 @@ from spotfleet.ray.run.actors import Outcome
 from spotfleet.ray.run.checkpoints import WORK, RunCheckpoints, newest, target_of, work_folder
 from spotfleet.ray.run.coordinator import JOB, Coordinator, Leaving, RunStatus, is_held_up
 from spotfleet.ray.run.pool import ActorPool, ActorSpec, CallEnded, Ready, cannot_be_sent
-from spotfleet.ray.run.staffing import ActorStage, Cooldown, StaffMember, room_on, staff_change
+from spotfleet.ray.run.staffing import ActorStage, Cooldown, StaffMember, gpu_place, room_on, staff_change
 
 TICK_S = 0.05
 TEND_S = 0.1
@@ -258,8 +258,8 @@ class ElasticJob:
             if event.result.blame_peer and in_init:
                 self._outside = actor.name, event.result
         elif actor.name and (why := cannot_be_sent(event.error)):
-            error = UsageError(f"what the function returns, or it, or an argument cannot be sent between the driver and "
-                               f"its workers: {why}", hint="return plain data: numbers, texts, lists and dicts of them")
+            error = UsageError(f"what the function returns, or it, or an argument cannot be sent between driver and "
+                               f"worker: {why}", hint="return plain data: numbers, texts, lists and dicts of them")
             self._outcomes[actor.name] = Outcome(False, None, error, str(event.error))
         else:
             self._last_error = str(event.error or "").strip() or type(event.error).__name__
@@ -295,9 +295,10 @@ class ElasticJob:
     def _train(self, number: int, actor: _Actor, coordinator: Coordinator) -> None:
         """Give an actor its worker's name, and its place among those of its node."""
         assert actor.about is not None and self._work is not None
-        gpu = actor.about.gpus[0] if len(actor.about.gpus) == 1 and self.params.gpus == 1 else ""
+        given = actor.about.gpus if self.params.gpus == 1 else ()
+        gpu, visible = gpu_place(given, actor.about.visible, self._gpus.get(actor.node, 0))
         taken = {a.slot for a in self._actors.values() if a.node == actor.node}
-        slot = int(gpu) if gpu.isdigit() else next(n for n in range(len(taken) + 1) if n not in taken)
+        slot = gpu if gpu is not None else next(n for n in range(len(taken) + 1) if n not in taken)
         host = actor.node[:NAME_CHARS]
         actor.slot, actor.name, actor.stage = slot, f"{host}/{slot}/{number}", ActorStage.RUNS
         coordinator.add(actor.name, host, slot)
@@ -306,9 +307,8 @@ class ElasticJob:
                "SPOTFLEET_WORKERS": f"{self._least}:{self._wanted()}"}
         if self.params.checkpoint_target:
             env[WORK] = work_folder(self._key)
-        if gpu.isdigit() and int(gpu) < self._gpus.get(actor.node, 0):
-            # Ray shows one GPU to each actor. Scripts and NCCL choose by the local rank among those of the host.
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(str(n) for n in range(self._gpus[actor.node]))
+        if visible:
+            env["CUDA_VISIBLE_DEVICES"] = visible
         self._pool.train(number, env, self._work.function, self._work.args, self._work.kwargs)
 
     # Nodes
