@@ -19,6 +19,7 @@ import pytest
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.ray import ElasticExecutor, ElasticRayExecutor, RayExecutor, TestDiscovery, drains, ray_logger
 from spotfleet.ray.drains import drain_node, draining
+from spotfleet.ray.functions import by_value
 from spotfleet.ray.run import elastic_job, static_job
 from tests.ray.conftest import eventually
 
@@ -342,6 +343,26 @@ def test_a_module_that_the_nodes_do_not_have_travels_with_its_function(cluster, 
         elastic.run(about_itself)
     with pytest.raises(UsageError, match=r"and the driver 3\.99"):
         shut_down(RayExecutor(num_workers=1, cpus_per_worker=0.5)).start()
+
+
+def test_a_module_is_sent_by_value_while_anybody_needs_it_and_as_the_user_has_set_it(cluster, tmp_path, monkeypatch):
+    (tmp_path / "recipes.py").write_text("def train():\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    recipes, pickle = importlib.import_module("recipes"), importlib.import_module("ray.cloudpickle")
+
+    def is_sent() -> bool:
+        return "recipes" in pickle.list_registry_pickle_by_value()
+
+    with by_value(recipes.train):
+        with by_value(recipes.train):
+            assert is_sent()
+        assert is_sent(), "another executor still sends it"
+    assert not is_sent()
+    pickle.register_pickle_by_value(recipes)
+    with by_value(recipes.train):
+        pass
+    assert is_sent(), "the user has set it"
+    pickle.unregister_pickle_by_value(recipes)
 
 
 def test_each_worker_sees_all_gpus_of_its_node_and_chooses_by_its_local_rank(cluster, shut_down, monkeypatch):

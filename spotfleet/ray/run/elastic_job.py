@@ -42,6 +42,8 @@ DRAINS_EVERY_S = 0.25
 NODES_EVERY_S = 1.0
 UNLISTED_S = 30.0  # for workers on a node that the discovery lists no more
 LOSSES = 3  # for each worker wanted: losses in a row without a step that end the run
+BRING = 'have Ray bring it to the nodes: ray.init(runtime_env={"working_dir": "."})'
+PLAIN = "return plain data: numbers, texts, lists and dicts of them"
 NAME_CHARS = 12  # length of a node's id in worker names
 
 
@@ -258,8 +260,8 @@ class ElasticJob:
             if event.result.blame_peer and in_init:
                 self._outside = actor.name, event.result
         elif actor.name and (why := cannot_be_sent(event.error)):
-            error = UsageError(f"what the function returns, or it, or an argument cannot be sent between driver and "
-                               f"worker: {why}", hint="return plain data: numbers, texts, lists and dicts of them")
+            what = "what the function returns, or it, or an argument cannot be sent between driver and worker"
+            error = UsageError(f"{what}: {why}", hint=BRING if "No module named" in why else PLAIN)
             self._outcomes[actor.name] = Outcome(False, None, error, str(event.error))
         else:
             self._last_error = str(event.error or "").strip() or type(event.error).__name__
