@@ -8,6 +8,7 @@ import json
 import random
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -154,6 +155,14 @@ def test_a_worker_chooses_its_gpu_by_its_place_among_those_that_its_node_shows()
     assert gpu_place(("3",), ("2", "3"), 2) == (1, "2,3"), "a raylet that was limited to some GPUs"
     assert gpu_place(("MIG-b",), ("MIG-a", "MIG-b"), 2) == (1, "MIG-a,MIG-b")
     assert gpu_place(("0", "1"), (), 4) == gpu_place((), (), 4) == (None, ""), "it sees its own alone"
+
+
+def test_ray_client_is_refused_by_name(monkeypatch):
+    client = SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: True))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True,
+                                                            util=SimpleNamespace(client=client)))
+    with pytest.raises(UsageError, match=r"by Ray Client \(ray://\)"):
+        ElasticExecutor(min_workers=1).start()
 
 
 def test_random_hosts_change_by_one_between_the_least_and_the_most():
