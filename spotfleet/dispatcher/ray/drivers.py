@@ -103,7 +103,8 @@ def _status(folder: Path) -> RayDriver:
     command = (folder / "command").read_text()
     if (status := _exit_status(folder)) is None:
         return RayDriver(folder.name, command, age_s=age_s)
-    state = "succeeded" if status == 0 else "stopped" if status == STOPPED else "failed"
+    stopped = status == STOPPED or (folder / ENDED).exists()  # SIGKILL too, for one that ignores SIGTERM
+    state = "succeeded" if status == 0 else "stopped" if stopped else "failed"
     return RayDriver(folder.name, command, state, status, age_s)
 
 
