@@ -91,17 +91,16 @@ def test_a_request_chooses_files_by_tier_and_in_doubt_all(request_, hit, tiers):
 
 
 def test_exclusive_tests_run_by_themselves_after_the_others():
-    assert lanes_of(["f.py"], ("-x",), "2", has_exclusive=True) == [
-        ["-n", "2", *SHARE, "-m", "not exclusive", "-x", "f.py"],
-        ["-n", "0", "-m", "exclusive", "-x", "f.py"]]
-    assert lanes_of(["f.py"], (), "3", has_exclusive=False) == [
-        ["-n", "3", *SHARE, "-m", "not exclusive", "f.py"]]
+    assert lanes_of(["e.py", "f.py"], ("-x",), "2", ["f.py"]) == [
+        (["-n", "2", *SHARE, "-m", "not exclusive", "-x"], ["e.py", "f.py"]),
+        (["-n", "0", "-m", "exclusive", "-x"], ["f.py"])]
+    assert lanes_of(["f.py"], (), "3", []) == [(["-n", "3", *SHARE, "-m", "not exclusive"], ["f.py"])]
 
 
 def test_a_marker_expression_of_the_user_holds_besides():
-    first, second = lanes_of(["f.py"], ("-m", "processes or slow", "-x"), "2", has_exclusive=True)
-    assert first[5:] == ["-m", "(processes or slow) and not exclusive", "-x", "f.py"]
-    assert second[2:] == ["-m", "(processes or slow) and exclusive", "-x", "f.py"]
+    first, second = lanes_of(["f.py"], ("-m", "processes or slow", "-x"), "2", ["f.py"])
+    assert first[0][5:] == ["-m", "(processes or slow) and not exclusive", "-x"]
+    assert second[0][2:] == ["-m", "(processes or slow) and exclusive", "-x"]
 
 
 def test_a_required_tier_must_run_and_skip_nothing_but_long_forms_and_what_does_not_apply():
