@@ -140,6 +140,17 @@ def test_detached_it_returns_at_once_and_says_how_to_attach(up):
     assert "has ended already (cancelled: by its user); nothing to cancel" in up.ok("cancel long-1").err
 
 
+def test_cancel_without_a_job_lists_those_that_run_and_cancel_all_ends_them(up):
+    up.write("long.py", "import time\ntime.sleep(60)\n")
+    up.ok("train long.py -d --np 1")
+    up.ok("train long.py -d --np 1")
+    assert "that have not ended: long-1, long-2; `spotfleet cancel --all`" in up.fails("cancel", code=2).err
+    assert "expected a job or --all" in up.fails("cancel long-1 --all", code=2).err
+    assert "running" in up.ok("jobs").out
+    assert "cancelling 2 jobs of fleet digits: long-1, long-2" in up.ok("cancel --all").err
+    assert "that have not ended: none" in up.fails("cancel", code=2).err
+
+
 def test_ctrl_c_detaches_and_says_how_to_attach_or_cancel(up, monkeypatch):
     up.write("long.py", "import time\nprint('begun')\ntime.sleep(60)\n")
     polls: list[int] = []
