@@ -17,6 +17,7 @@ from tests.support.runner import (
     by_file,
     changed_files,
     choose,
+    files_in_memory,
     grown,
     lanes_of,
     missed,
@@ -95,6 +96,17 @@ def test_exclusive_tests_run_by_themselves_after_the_others():
         (["-n", "2", *SHARE, "-m", "not exclusive", "-x"], ["e.py", "f.py"]),
         (["-n", "0", "-m", "exclusive", "-x"], ["f.py"])]
     assert lanes_of(["f.py"], (), "3", []) == [(["-n", "3", *SHARE, "-m", "not exclusive"], ["f.py"])]
+
+
+def test_the_files_of_core_are_in_memory_until_its_end_where_there_is_room(tmp_path):
+    with files_in_memory(CORE, tmp_path, room=1) as (option,):
+        folder = Path(option.removeprefix("--basetemp="))
+        assert folder.is_relative_to(tmp_path) and not folder.exists() and folder.parent.is_dir()
+        folder.mkdir()
+    assert list(tmp_path.iterdir()) == []
+    for tier, memory, room in (("machines", tmp_path, 1), (CORE, tmp_path, 1 << 60), (CORE, tmp_path / "none", 1)):
+        with files_in_memory(tier, memory, room) as options:
+            assert options == []
 
 
 def test_a_marker_expression_of_the_user_holds_besides():

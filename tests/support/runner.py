@@ -27,7 +27,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,6 +43,7 @@ LONG = "SPOTFLEET_LONG"
 LINT = "lint"
 NO_TESTS = 5  # pytest's status
 SHARE = ("--dist", "loadfile", "--no-loadscope-reorder")  # whole files, since some set up much for all their tests
+MEMORY, ROOM = Path("/dev/shm"), 2 << 30  # bytes; the tier `core` takes a third of a gigabyte
 MAY_BE_SKIPPED = re.compile(r"SPOTFLEET_LONG|--long|long form|Skipped: does not apply")
 SECOND_TRIES = 2  # failed tests of a tier: more are no coincidence
 GROWN, GROWN_S = 3, 5  # a file that takes so many times as long, and so much longer, is worth a line
@@ -201,6 +203,26 @@ def changed_files(top: Path = TOP) -> set[str] | None:
     return None
 
 
+@contextmanager
+def files_in_memory(tier: str, memory: Path = MEMORY, room: int = ROOM) -> Iterator[list[str]]:
+    """Yield pytest's option for a folder in memory, where the thousands of syncs of the tier `core` take no time; []
+    for the other tiers, whose machines and containers mount folders, and where memory has too little room."""
+    if tier != CORE or not has_room(memory, room):
+        yield []
+        return
+    with tempfile.TemporaryDirectory(prefix="sf-", dir=memory, ignore_cleanup_errors=True) as folder:
+        yield [f"--basetemp={folder}/t"]
+
+
+def has_room(folder: Path, room: int) -> bool:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    runs_programs = not found.f_flag & os.ST_NOEXEC
+    return found.f_bavail * found.f_frsize >= room and runs_programs and os.access(folder, os.W_OK)
+
+
 def pytest_run(arguments: list[str], verdict: Verdict) -> None:
     """Run pytest and add what came of it."""
     begun = time.monotonic()
@@ -244,7 +266,8 @@ def run_tier(tier: str, files: list[str], rest: tuple[str, ...]) -> Verdict:
     exclusive = [file for file in files if f"mark.{EXCLUSIVE}" in (TOP / file).read_text()]
     for options, of in lanes_of(files, rest, os.environ.get(PROCESSES, "2"), exclusive):
         print(f"\n== {tier}: pytest {' '.join(options)} ({len(of)} files)", flush=True)
-        pytest_run([*options, *of], verdict)
+        with files_in_memory(tier) as memory:
+            pytest_run([*memory, *options, *of], verdict)
     return verdict
 
 
