@@ -18,6 +18,7 @@ from spotfleet.cli.commands import follow, write
 from spotfleet.errors import DispatcherUnreachable, UsageError
 from spotfleet.model import JobState, ResizeSpec
 from spotfleet.protocol.messages import JobStatus
+from spotfleet.transport.client import LogChunk
 from tests.support.cli.cli_cloud import FakeHandler, FakeJob
 
 SLOW = "import os, time\nprint('begun')\nwhile not os.path.exists(os.environ['GO']): time.sleep(0.01)\n"
@@ -181,6 +182,26 @@ def test_ctrl_c_in_followed_logs_says_that_the_job_goes_on(up, monkeypatch):
 def wait_for_log(up, text: bytes) -> None:
     while not (jobs := up.dispatcher.jobs) or text not in next(iter(jobs.values())).log:
         time.sleep(0.01)
+
+
+def test_the_lines_of_setup_on_the_first_host_are_shown_once_and_whole():
+    logs = {"h-1#setup": b""}
+
+    class Dispatcher:
+        def log_workers(self, job: str) -> list[str]:
+            return [*logs]
+
+        def stream(self, job: str, offset: int, *, worker: str, follow: bool) -> list[LogChunk]:
+            assert (job, follow) == ("a-1", False)
+            return [LogChunk(logs[worker][offset:], len(logs[worker]), False)] if logs[worker][offset:] else []
+
+    setup, dispatcher = follow.SetupOutput("a-1"), Dispatcher()
+    assert setup.lines(dispatcher) == []
+    logs |= {"h-1#setup": b"one\ntw", "h-0#setup": b"other\n"}
+    assert setup.lines(dispatcher) == ["setup on h-1: one"]
+    logs["h-1#setup"] += b"o\nthree\n"
+    assert setup.lines(dispatcher) == ["setup on h-1: two", "setup on h-1: three"]
+    assert setup.lines(dispatcher) == []
 
 
 @pytest.mark.parametrize("line", ["train slow.py", "logs -f slow-1"])
