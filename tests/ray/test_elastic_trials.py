@@ -15,6 +15,9 @@ import psutil
 import pytest
 
 from spotfleet.errors import UsageError
+from spotfleet.protocol.messages import load
+from spotfleet.protocol.ray_cluster import PlacedTrials
+from spotfleet.ray.cluster.gcs import Gcs
 from spotfleet.ray.tune import DistributedTrainableCreator, GrowBest, SizesClient, elastic, resize
 from spotfleet.ray.tune.sizes import NAME, NAMESPACE
 from spotfleet.version import install
@@ -119,8 +122,10 @@ def test_a_trial_grows_and_shrinks_live_and_twenty_resizes_leak_no_actor(cluster
     """Rank 0 goes on in its process while the others come and go, and no step is made twice. The trial's own growth
     schedule makes the first change."""
     flips: list[int] = []
+    gcs, placed = Gcs(cluster.address), []
 
     def act(trial_id: str, rows: list[dict[str, Any]]) -> None:
+        placed.extend(load(PlacedTrials, gcs.trials() or b"{}").trials)
         if len(rows) == 2:  # another actor takes over with what the trial claims
             cluster.ray.kill(cluster.ray.get_actor(NAME, namespace=NAMESPACE))
         elif len(flips) < 20 and any(r["size"] == 2 for r in rows):
@@ -145,6 +150,10 @@ def test_a_trial_grows_and_shrinks_live_and_twenty_resizes_leak_no_actor(cluster
         last["worker_s"] / 1000, abs=1e-5)
     eventually(lambda: not workers(cluster))
     assert SizesClient().sizes() == {}
+    known = {n.node_id for n in cluster.nodes}
+    assert {(p.trial, p.name, p.cpus) for p in placed} == {(last["trial_id"], f"train_{last['trial_id']}", 1.0)}
+    assert {sum(p.nodes.values()) for p in placed} >= {1, 2} and {n for p in placed for n in p.nodes} <= known
+    eventually(lambda: not load(PlacedTrials, gcs.trials()).trials)
 
 
 def test_asha_stops_trials_and_their_atoms_go_to_the_best(cluster, tmp_path):

@@ -177,6 +177,11 @@ class ElasticJob:
         with self._lock:
             return self._worker_s + sum(now - a.since for a in self._actors.values() if a.about is not None)
 
+    def places(self) -> dict[str, int]:
+        """Return the number of actors that have their places on each node, by its id."""
+        with self._lock:
+            return dict(Counter(a.node for a in self._actors.values() if a.about is not None))
+
     def shutdown(self) -> None:
         """End all actors."""
         self._stop.set()

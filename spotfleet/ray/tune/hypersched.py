@@ -14,7 +14,7 @@ rule of ASHA (Li et al. 2018), with the quantile of Ray's `ASHAScheduler`. Where
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 
@@ -100,7 +100,7 @@ class HyperSched:
         for epochs, scores in self._rungs:
             if result.epochs < epochs or result.trial in scores:
                 continue
-            behind = bool(scores) and result.score < _quantile(list(scores.values()), 1 - 1 / self.eta)
+            behind = bool(scores) and result.score < self._cutoff(scores)
             scores[result.trial] = result.score
             return not behind
         return True
@@ -108,7 +108,10 @@ class HyperSched:
     def _is_ahead(self, trial: str) -> bool:
         """Apply ASHA's rule again at the highest rung that the trial has reached, with all values there by now."""
         scores = next((found for _epochs, found in self._rungs if trial in found), {})
-        return trial not in scores or scores[trial] >= _quantile(list(scores.values()), 1 - 1 / self.eta)
+        return trial not in scores or scores[trial] >= self._cutoff(scores)
+
+    def _cutoff(self, scores: Mapping[str, float]) -> float:
+        return _quantile(list(scores.values()), 1 - 1 / self.eta)
 
     def _explores(self, known: Sequence[str], left_s: float) -> tuple[bool, str]:
         if not known or not self._took_s:

@@ -60,7 +60,7 @@ class TrialRun:
         self._params = params
         self._sizes = SizesClient()
         self._claim = TrialClaim(place.trial_id, params.min_workers, params.max_workers, 0, plan.atoms,
-                                 params.cpus_per_worker, params.gpus, uuid.uuid4().hex)
+                                 params.cpus_per_worker, params.gpus, uuid.uuid4().hex, name=place.trial_name)
         self._earlier_s = 0.0
         self._job: ElasticJob | None = None
         self._failure: Exception | None = None
@@ -142,7 +142,9 @@ class TrialRun:
         self._job = job
 
     def _current_claim(self) -> TrialClaim:
-        return replace(self._claim, worker_s=self._job.worker_s() if self._job is not None else 0.0)
+        if self._job is None:
+            return self._claim
+        return replace(self._claim, worker_s=self._job.worker_s(), nodes=self._job.places())
 
     def _ended(self) -> bool:
         return self._failure is not None or (self._job is not None and self._job.ended.is_set())
