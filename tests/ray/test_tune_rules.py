@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 import threading
@@ -23,6 +24,7 @@ from spotfleet.ray.tune.mailbox import Mailbox, TrialReport
 from spotfleet.ray.tune.sizes import EXPIRES_S, Sizes, SizesOverview, TrialClaim, TrialSize
 from spotfleet.ray.tune.space import TrialSpace
 from spotfleet.ray.tune.trainables import elastic
+from spotfleet.ray.tune.trial import trial_call
 from spotfleet.version import install
 
 
@@ -113,6 +115,19 @@ def test_worker_seconds_add_up_over_the_runs_of_a_trial():
     assert sizes.sizes() == {"a": 1}, "the lost coordinator's end arrives late"
     sizes.leave(TrialClaim("a", 1, 2, run="2", worker_s=2.0))
     assert sizes.spent_s("a") == 7.0 and sizes.sizes() == {}
+
+
+def test_small_arguments_of_a_trial_come_with_the_call_and_large_ones_from_the_store():
+    """A copy in the store of a lost node delays the trial's next worker by 10 s."""
+    store: list[Any] = []
+
+    def put(value: Any) -> str:
+        store.append(value)
+        return "reference"
+
+    small, large = (b"function", {"lr": 0.1}), (b"function", {"data": bytes(1 << 20)})
+    assert trial_call(small, pickle.dumps, put).args == small and not store
+    assert trial_call(large, pickle.dumps, put).args == "reference" and store == [large]
 
 
 NODES = (RayNode("n0", "", {"CPU": 0.0}), RayNode("n1", "f-1", {"CPU": 4.0}),

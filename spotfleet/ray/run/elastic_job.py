@@ -68,7 +68,7 @@ class _Actor:
 
 @dataclass(frozen=True)
 class TrainingCall:
-    """A user's function with its arguments, as references to objects of Ray."""
+    """A user's function with its arguments, as they are or as references to objects of Ray."""
 
     function: Any
     args: Any

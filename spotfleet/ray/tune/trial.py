@@ -27,6 +27,7 @@ from spotfleet.ray.tune.worker import TrialPlace, train_in_trial
 
 FOLLOW_S = 1.0  # the longest wait for a new size
 SAVE_LIMIT_S = 600.0  # for the function to come to its next report, and to write a checkpoint
+INLINE_BYTES = 64 << 10  # below Ray's own limit (max_direct_call_object_size)
 MICRO = 1e-6
 
 
@@ -138,7 +139,7 @@ class TrialRun:
         params = replace(self._params, max_workers=size)
         job = ElasticJob(params, environment(params, plan.env), on_log=self._mailbox.receive)
         args = plan.function, self._config, self._given, self._place
-        job.begin(TrainingCall(ray.put(train_in_trial), ray.put(args), ray.put({})))
+        job.begin(trial_call(args, importlib.import_module("ray.cloudpickle").dumps, ray.put))
         self._job = job
 
     def _current_claim(self) -> TrialClaim:
@@ -162,6 +163,15 @@ class TrialRun:
     def _at(self, path: str) -> Any:
         tune = importlib.import_module("ray.tune")
         return tune.Checkpoint(path=path, filesystem=self._place.storage.storage_filesystem)
+
+
+def trial_call(args: tuple[Any, ...], pickled: Callable[[Any], bytes], put: Callable[[Any], Any]) -> TrainingCall:
+    """Return the call of a trial's workers; large arguments are put into Ray's object store.
+
+    Small ones come with each call: a raylet asks every node that has had a copy of an object, and waits for 10 s for a
+    lost one, which would delay the trial whose only worker was there.
+    """
+    return TrainingCall(train_in_trial, args if len(pickled(args)) <= INLINE_BYTES else put(args), {})
 
 
 def trainable(plan: ElasticPlan, coordinator: dict[str, float]) -> type:
