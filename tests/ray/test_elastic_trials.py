@@ -122,6 +122,7 @@ def test_a_trial_grows_and_shrinks_live_and_twenty_resizes_leak_no_actor(cluster
     """Rank 0 goes on in its process while the others come and go, and no step is made twice. The trial's own growth
     schedule makes the first change."""
     flips: list[int] = []
+    left: list[int] = []  # processes of workers after the last resize, while the trial trains
     gcs, placed = Gcs(cluster.address), []
 
     def act(trial_id: str, rows: list[dict[str, Any]]) -> None:
@@ -132,7 +133,9 @@ def test_a_trial_grows_and_shrinks_live_and_twenty_resizes_leak_no_actor(cluster
             flips.append(2 - len(flips) % 2)
             assert resize(trial_id, flips[-1]) == flips[-1]
         elif len(flips) == 20 and rows[-1]["size"] == 1:
-            (tmp_path / "over").touch()
+            left.append(len(workers(cluster)))
+            if left[-1] == 1 or len(left) == 500:
+                (tmp_path / "over").touch()
 
     seen = watcher(act)
     space = {"steps": 10**6, "elastic": {"max_join": 1, "growth": {3: 2}}}
@@ -142,6 +145,7 @@ def test_a_trial_grows_and_shrinks_live_and_twenty_resizes_leak_no_actor(cluster
     [rows] = seen.results.values()
     assert [r["step"] for r in rows] == list(range(len(rows)))
     assert len({r["worker"] for r in rows}) == 1 == len({r["pid"] for r in rows})
+    assert left[-1] == 1
     assert {1, 2} == {r["size"] for r in rows} and rows[-1]["workers"] in (1, 2)
     grown = next(n for n, r in enumerate(rows) if r["size"] == 2)
     print(f"live resize: gap {rows[grown]['at'] - rows[grown - 1]['at']:.2f} s")
