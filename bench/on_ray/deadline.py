@@ -30,6 +30,7 @@ QUIET = {
     "RAY_AUTH_MODE": "disabled", "RAY_memory_monitor_refresh_ms": "0", "RAY_DEDUP_LOGS": "0",
     "RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "180", "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "OMP_NUM_THREADS": "1",
+    "RAY_worker_niceness": "0",  # else 15: they would wait for all other work on the machine
 }  # fmt: skip
 
 
