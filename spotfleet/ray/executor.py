@@ -100,15 +100,14 @@ class ElasticExecutor:
         return (self._local_end(calls) if self._remote is None else self._remote_end(self._remote, calls)).get()
 
     def resize(self, min_workers: int | None = None, max_workers: int | None = None) -> None:
-        """Change the limits while it trains. Workers join and leave at step boundaries; none repeats a step."""
-        least = self.params.min_workers if min_workers is None else min_workers
-        most = self.params.max_workers if max_workers is None else max_workers
-        changed = ElasticParams(**{**vars(self.params), "min_workers": least, "max_workers": most})
+        """Change the limits while it trains. Workers join and leave at step boundaries; none repeats a step.
+
+        Raises UsageError for a `max_workers` below the run's `min_workers`.
+        """
         if self._remote is not None:
-            self._remote.ask("resize", min_workers, max_workers)
+            self.params = self._remote.ask("resize", min_workers, max_workers)
         else:
-            self._job().resize(min_workers, max_workers)
-        self.params = changed
+            self.params = self._job().resize(min_workers, max_workers)
 
     def status(self) -> RunStatus:
         """Return the phase of the run, the reason for its wait, and its members."""

@@ -19,6 +19,7 @@ from spotfleet.errors import UsageError
 from spotfleet.protocol.ray_cluster import DriverStart, RayDriver
 
 FOLDER = "drivers"
+ENDED = "ended"  # file in the folder of a driver that is to end
 STOPPED = 143  # as a shell reports SIGTERM
 MOST_DRIVERS = 1000  # in one cluster
 LOG_BYTES = 1 << 20  # in one answer
@@ -29,7 +30,6 @@ class DriverDesk:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._stopped: set[str] = set()  # folders of drivers that are to end
 
     async def start(self, job: str, bundles: BundleStore, bundle: str, given: DriverStart) -> str:
         """Unpack the working directory, and have the command started; return the driver's name."""
@@ -48,8 +48,8 @@ class DriverDesk:
         """Return the folders of the drivers of this cluster that run, or should."""
         if job not in self._core.jobs:
             return ()
-        folders = [str(p) for p in _folders(self._core.jobs[job].folder / FOLDER) if (p / "command").exists()]
-        return tuple(f for f in folders if f not in self._stopped)
+        return tuple(str(p) for p in _folders(self._core.jobs[job].folder / FOLDER)
+                     if (p / "command").exists() and not (p / ENDED).exists())
 
     def status(self, job: str) -> tuple[RayDriver, ...]:
         """Return the drivers of this cluster, the oldest first; of the last one without a name."""
@@ -67,13 +67,13 @@ class DriverDesk:
         return known[name]
 
     def stop(self, folder: Path) -> None:
-        """Have a driver ended."""
-        self._stopped.add(str(folder))
+        """Have a driver ended, also by a later dispatcher. One that has not begun never does."""
+        (folder / ENDED).touch()
 
     @staticmethod
     def read(folder: Path, offset: int) -> tuple[bytes, bool]:
         """Return output from `offset` on, and whether that is all there will be."""
-        ended = (folder / "exit").exists()  # read first, so that output in between is not missed
+        ended = _exit_status(folder) is not None  # read first, so that output in between is not missed
         try:
             with (folder / "log").open("rb") as file:
                 file.seek(offset)
@@ -101,9 +101,15 @@ def _make(folder: Path, bundles: BundleStore, bundle: str, given: DriverStart) -
 def _status(folder: Path) -> RayDriver:
     age_s = max(0.0, time.time() - (folder / "command").stat().st_mtime)
     command = (folder / "command").read_text()
-    try:
-        status = int((folder / "exit").read_text())
-    except (OSError, ValueError):
+    if (status := _exit_status(folder)) is None:
         return RayDriver(folder.name, command, age_s=age_s)
     state = "succeeded" if status == 0 else "stopped" if status == STOPPED else "failed"
     return RayDriver(folder.name, command, state, status, age_s)
+
+
+def _exit_status(folder: Path) -> int | None:
+    """Return the exit status of a driver that has ended, or that will never begin."""
+    try:
+        return int((folder / "exit").read_text())
+    except (OSError, ValueError):
+        return STOPPED if (folder / ENDED).exists() and not (folder / "begun").exists() else None

@@ -6,6 +6,7 @@
     FOLDER/log          its output
     FOLDER/begun        once it has been started: it is never started twice
     FOLDER/exit         its exit status, once it has ended
+    FOLDER/ended        by the dispatcher: it is to end, or never to begin
 
 A driver has the highest score of the kernel's out-of-memory killer: the dispatcher beside it must live.
 """
@@ -17,6 +18,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from spotfleet.storage import atomic, json_file
 
 log = logging.getLogger("spotfleet.ray")
 END_S = 5.0  # from SIGTERM to SIGKILL
+AGAIN_S = 1.0  # before a status that could not be written is written again
 LOST = 137  # as a shell reports SIGKILL: it ended with the supervisor that started it
 
 
@@ -40,14 +43,17 @@ class Drivers:
     def match(self, wanted: tuple[str, ...]) -> None:
         """Start the drivers that are new, and end those that are not wanted any more."""
         for folder in wanted:
-            if folder not in self._running and not (Path(folder) / "exit").exists():
-                self._start(Path(folder))  # or, after the loss of an earlier supervisor, record its end
+            try:
+                if folder not in self._running and not (Path(folder) / "exit").exists():
+                    self._start(Path(folder))  # or, after the loss of an earlier supervisor, record its end
+            except OSError as error:  # a full disk: the wish comes again, and its drains must not wait
+                log.error("driver %s: %s", folder, error)
         for folder in [f for f, p in self._running.items() if f not in wanted and p.poll() is None]:
             threading.Thread(target=_end, args=(self._running[folder],), daemon=True).start()
 
     def _start(self, folder: Path) -> None:
         if (folder / "begun").exists():
-            (folder / "exit").write_text(str(LOST))
+            _record(folder, LOST)
             return
         (folder / "begun").touch()
         try:
@@ -60,16 +66,26 @@ class Drivers:
                     stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, preexec_fn=_begin)
         except (OSError, ValueError) as error:
             log.error("driver %s: %s", folder.name, error)
-            (folder / "exit").write_text("1")
+            _record(folder, 1)
             return
         self._running[str(folder)] = process
         threading.Thread(target=self._wait, args=(folder, process), daemon=True).start()
 
     def _wait(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
         status = process.wait()
-        part = folder / "exit.part"
-        part.write_text(str(status if status >= 0 else 128 - status))
-        atomic.rename(part, folder / "exit", sync=False)
+        while folder.exists():
+            try:
+                _record(folder, status if status >= 0 else 128 - status)
+                return
+            except OSError as error:  # a full disk: its user waits for the status
+                log.error("driver %s: %s", folder.name, error)
+                time.sleep(AGAIN_S)
+
+
+def _record(folder: Path, status: int) -> None:
+    part = folder / "exit.part"
+    part.write_text(str(status))
+    atomic.rename(part, folder / "exit", sync=False)
 
 
 def _begin() -> None:

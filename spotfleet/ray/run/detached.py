@@ -128,16 +128,19 @@ class CoordinatorActor:
     def changes(self) -> list[str]:
         return list(self._job.changes) if self._job is not None else []
 
-    def resize(self, min_workers: int | None, max_workers: int | None) -> None:
+    def resize(self, min_workers: int | None, max_workers: int | None) -> ElasticParams:
         with self._lock:
             if self._job is not None:
-                self._job.resize(min_workers, max_workers)
-            least = self._params.min_workers if min_workers is None else min_workers
-            most = self._params.max_workers if max_workers is None else max_workers
-            self._params = replace(self._params, min_workers=least, max_workers=most)
+                self._params = self._job.resize(min_workers, max_workers)
+            else:
+                self._params = replace(
+                    self._params, min_workers=self._params.min_workers if min_workers is None else min_workers,
+                    max_workers=self._params.max_workers if max_workers is None else max_workers)
             if self._record is not None:
-                self._record = replace(self._record, min_workers=least, max_workers=most)
+                self._record = replace(self._record, min_workers=self._params.min_workers,
+                                       max_workers=self._params.max_workers)
                 self._records.write(self._record)
+            return self._params
 
     def standing(self) -> RunStatus:
         job = self._job
