@@ -3,7 +3,7 @@
     FOLDER/start.json   DriverStart: command and environment, 0600; removed when it starts
     FOLDER/command      the command alone; written last
     FOLDER/work/        the working directory as it was shipped
-    FOLDER/log          its output
+    FOLDER/log          link to its output, a file among the outputs of the job
     FOLDER/begun        once it has been started: it is never started twice
     FOLDER/exit         its exit status, once it has ended
 
