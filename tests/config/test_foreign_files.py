@@ -73,7 +73,8 @@ def test_a_cluster_file_of_ray_becomes_a_fleet_whose_head_is_the_dispatcher():
     assert data["aws"]["networks"] == {"us-west-2": {"security_groups": ["sg-0a1b2c3d4e5f67890"]}}
     assert found.file_mounts == {"/data": "/data"} and found.container.image == "own/image:latest-gpu"
     assert {line.partition(":")[0] for line in left_out} == {
-        "docker.container_name", "docker.image", "head", "upscaling_speed", "auth.ssh_private_key", "provider.cache_stopped_nodes",
+        "docker.container_name", "docker.image", "head",
+        "upscaling_speed", "auth.ssh_private_key", "provider.cache_stopped_nodes",
         "rsync_exclude", "head_setup_commands", "head_start_ray_commands", "worker_start_ray_commands",
         "available_node_types.worker.node_config.SubnetIds"}
 
@@ -123,8 +124,8 @@ def test_rays_own_image_becomes_ray_on_the_hosts(image: str):
     data, left_out = converted("cluster_name: a\nprovider: {type: aws, region: us-east-1}\n"
                                f"docker: {{image: \"{image}\"}}\nworker_nodes: {{InstanceType: c5.xlarge}}\n")
     assert "container" not in data and spec(data).ray is not None
-    assert left_out == (f"docker.image: {image} is Ray itself: hosts get Ray by `ray`, and its other packages belong "
-                        "into `setup`",)
+    assert left_out == (f"docker.image: {image} is Ray itself: hosts get Ray by `ray`; install its other packages by "
+                        "`setup`",)
 
 
 TYPES = """
@@ -147,17 +148,18 @@ available_node_types:
 def test_types_of_ray_become_groups_so_that_a_task_gets_hosts_that_it_fits_on():
     data, left_out = converted(TYPES)
     found = spec(data)
-    assert {group.name: group.nodes for group in found.groups} == {
+    groups = {group.name: group for group in found.groups}
+    assert {name: group.nodes for name, group in groups.items()} == {
         "workercpu": Nodes(1, 1, 6, 120.0), "gpuworkerof8": Nodes(0, 2, 2, 120.0), "head": Nodes(0, 1, 1, 120.0)}
-    assert [(n.zone, n.instance_type, n.use_spot) for g in found.groups if g.name == "gpuworkerof8" for n in g.any_of] == [
+    assert [(n.zone, n.instance_type, n.use_spot) for n in groups["gpuworkerof8"].any_of] == [
         ("us-west-2a", "p3.16xlarge", True), ("us-west-2b", "p3.16xlarge", True)]
     assert found.name == "several-types-of-workers-wi" and found.dispatcher.instance_type == "m5.large"
     assert {line.partition(":")[0]: line for line in left_out} == {
         "available_node_types.ray.worker.cpu.resources":
-            "available_node_types.ray.worker.cpu.resources: a host offers what its machine has, and none of Disk: tasks "
-            "that ask for it would wait for ever",
-        "max_workers": "max_workers: a group has its own: `spotfleet ray start --hosts 1:6` gives Ray at most 6 hosts of "
-                       "all groups",
+            "available_node_types.ray.worker.cpu.resources: hosts offer what their machines have, and none of Disk: "
+            "tasks that ask for it would wait for ever",
+        "max_workers": "max_workers: a group has its own: `spotfleet ray start --hosts 1:6` gives Ray at most 6 hosts "
+                       "of all groups",
         "head": "head: m5.large becomes the dispatcher's machine, on which Ray runs no task: for a small one leave "
                 "`dispatcher` out"}
 
@@ -178,7 +180,8 @@ def test_groups_of_types_with_similar_names_have_different_names():
     types = "".join(f"  {kind}: {{node_config: {{InstanceType: m5.large}}}}\n"
                     for kind in ("ray.worker.default", "worker_default_2", "4cpus", "d", "worker.defaults"))
     data, _ = converted("cluster_name: a\nprovider: {type: aws, region: us-east-1}\navailable_node_types:\n" + types)
-    assert {group.name for group in spec(data).groups} == {"workerdefaul", "workerdefau2", "g4cpus", "d2", "workerdefau3"}
+    assert {group.name for group in spec(data).groups} == {
+        "workerdefaul", "workerdefau2", "g4cpus", "d2", "workerdefau3"}
 
 
 def test_an_older_cluster_file_and_one_of_machines_that_exist():

@@ -18,7 +18,7 @@ PACE = "the dispatcher decides when to launch"
 DISK_FROM = ("BlockDeviceMappings", "Ebs", "VolumeSize")
 # Ray runs each command in a shell of its own, and the first that fails ends the start of the node.
 MOST = 2  # workers of a file that names no `max_workers`, in Ray
-LONGEST, GROUP_CHARS = 40, 12  # of FLEET-GROUP, and of a group's name (config/groups.py)
+LONGEST, GROUP_CHARS = 40, 12  # characters of FLEET-GROUP, and of a group's name (config/groups.py)
 OF_MACHINES = ("CPU", "GPU", "memory", "object_store_memory")
 OWN_IMAGE = re.compile(r"(docker\.io/)?rayproject/ray(-ml|-llm)?(:|$)")
 STOPS = "set -e  # the first command that fails ends the setup\n"
@@ -119,8 +119,8 @@ def _leave_resources(kind: ForeignKeys) -> None:
     given = kind.take("resources", {})
     own = [r for r in given if r not in OF_MACHINES and not str(r).startswith("accelerator_type:")]
     if own:
-        kind.note("resources", f"a host offers what its machine has, and none of {', '.join(map(str, own))}: tasks that "
-                               "ask for it would wait for ever")
+        kind.note("resources", f"hosts offer what their machines have, and none of {', '.join(map(str, own))}: tasks "
+                               "that ask for it would wait for ever")
 
 
 def _ranges(file: ForeignKeys, workers: list[ForeignKeys], minutes: float | None) -> dict[str, dict[str, Any]]:
@@ -137,8 +137,8 @@ def _ranges(file: ForeignKeys, workers: list[ForeignKeys], minutes: float | None
         found[_group(kind, found)] = _range(low, max(high, low), ray=True) | (
             {"idle_after": f"{minutes:g}m"} if minutes else {})
     if sum(one["max"] for one in found.values()) > most:
-        file.note("max_workers", f"a group has its own: `spotfleet ray start --hosts 1:{most}` gives Ray at most {most} "
-                                 "hosts of all groups")
+        file.note("max_workers", f"a group has its own: `spotfleet ray start --hosts 1:{most}` gives Ray at most "
+                                 f"{most} hosts of all groups")
     return found
 
 
@@ -167,11 +167,11 @@ def _image(docker: ForeignKeys, workers: list[ForeignKeys], provider: str) -> st
         worker.finish()
     image = str(found or of_workers or common or "")
     if provider != "local" and OWN_IMAGE.match(image):
-        docker.note("image", f"{image} is Ray itself: hosts get Ray by `ray`, and its other packages belong into `setup`")
+        docker.note("image", f"{image} is Ray itself: hosts get Ray by `ray`; install its other packages by `setup`")
         return None
     if image and provider != "local":
-        docker.note("image", "jobs run in it, and `spotfleet ray` needs a fleet without `container`: for Ray remove it, "
-                             "install its packages by `setup`, and write `ray: true`")
+        docker.note("image", "jobs run in it, and `spotfleet ray` needs a fleet without `container`: for Ray remove "
+                             "it, install its packages by `setup`, and write `ray: true`")
     return image or None
 
 
@@ -239,6 +239,7 @@ def _machine(config: ForeignKeys, own: dict[str, Any]) -> dict[str, Any]:
                       if isinstance(one, dict))
     spot = options.take("MarketType") == "spot" or preemptible
     price = options.section("SpotOptions").take("MaxPrice")
+    config.leave("guestAccelerators", "GPUs are not attached to a type: name one that has them, such as g2-standard-4")
     own |= without_empty({"image": config.take("ImageId"), "key_pair": config.take("KeyName")})
     for disk in config.take("disks", []):  # Google Cloud's
         given = disk.get("initializeParams") or {} if isinstance(disk, dict) else {}

@@ -1,7 +1,7 @@
 """Drivers: scripts that `spotfleet ray submit` has sent to run beside the head. Files: `ray/cluster/drivers.py`.
 
-They belong to the job that holds hosts for Ray, and end with it. Their folders lie in that job's. Each has a folder among
-the job's outputs, which `down` copies to the user: it is the script's SPOTFLEET_OUTPUT, and holds its log.
+They belong to the job that holds hosts for Ray, and end with it. Their folders lie in that job's. Each has a folder
+among the job's outputs, which `down` copies to the user: it is the script's SPOTFLEET_OUTPUT, and holds its log.
 """
 
 from __future__ import annotations
