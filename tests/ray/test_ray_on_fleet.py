@@ -304,7 +304,7 @@ def test_nothing_of_ray_is_left_after_stop_although_parts_of_it_were_killed(ring
     wait_for("an end of all of it", lambda: not ring.left())
     assert not ring.status.job and trains(ring.jobs[0], 1)
     assert "no Ray cluster runs" in ring.stage.cli("ray", "status").stdout
-    assert ring.output("d1") == "3.0 49 ['--flag']\\n" and ring.fleet.ray.driver("d1").exit_status == 3
+    assert ring.output("d1") == "3.0 49 ['--flag']\n" and ring.fleet.ray.driver("d1").exit_status == 3
     with pytest.raises(UsageError, match="no Ray cluster runs on this fleet"):
         ring.fleet.ray.submit(["asks.py"])
 
