@@ -116,6 +116,7 @@ def mismatch(wanted: str, ray: str, python: str, host: str) -> str:
 
 # Folder beside those of a cluster's drivers that has the output of all of them, and the limit of its size.
 DRIVER_LOGS, DRIVER_LOG_BYTES = "logs", 1 << 30
+OUTPUT = "SPOTFLEET_OUTPUT"  # variable of a driver: its folder among the outputs of its job
 LOST = 137  # as a shell reports SIGKILL: status of a driver that ended with the supervisor that had started it
 
 

@@ -62,7 +62,7 @@ def test_variables_of_the_dispatchers_own_folders_do_not_reach_the_user():
 @as_root
 def test_the_user_sees_the_environment_alone_of_a_closed_folder_and_nobody_else_is_affected(closed: Path):
     with tempfile.TemporaryDirectory(dir="/tmp") as outside:
-        user = HeadUser(ID, (str(closed),), ((str(closed / "envs" / "e"), outside),))
+        user = HeadUser(ID, hidden=(str(closed),), shown=((str(closed / "envs" / "e"), outside),))
         seen = run(user, f"id -u; cat {closed}/envs/e/python; echo; find {closed}; cat {closed}/key")
         assert not any(Path(outside).iterdir())
     assert seen.splitlines() == [str(ID), "packages", str(closed), f"{closed}/envs", f"{closed}/envs/e",

@@ -36,7 +36,7 @@ HEAD, RAYLET = "spotfleet.ray.cluster.head", "spotfleet.ray.cluster.raylet"
 ASKS = """
 import sys, ray
 from beside import square
-ray.init(logging_level="ERROR")
+ray.init("auto", runtime_env={"working_dir": "."}, logging_level="ERROR")
 print(ray.cluster_resources()["CPU"], ray.get(ray.remote(square).remote(7)), sys.argv[1:])
 sys.exit(3)
 """

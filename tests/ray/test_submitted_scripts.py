@@ -23,7 +23,10 @@ ENV = {"PATH": os.environ["PATH"], "OF": "the head"}
 
 def submitted(folder: Path, command: str) -> str:
     (folder / "work").mkdir(parents=True)
-    write_json(folder / "start.json", to_json(DriverStart(command, {"OF_SCRIPT": "its own"})))
+    output = folder.with_name(f"output of {folder.name}")
+    output.mkdir()
+    write_json(folder / "start.json", to_json(DriverStart(command, {
+        "OF_SCRIPT": "its own", "SPOTFLEET_OUTPUT": str(output)})))
     return str(folder)
 
 
@@ -97,7 +100,7 @@ def test_a_script_of_another_user_owns_its_directory_and_cannot_read_the_dispatc
     keys.write_text("secret")
     keys.chmod(0o600)
     command = (f"cat {keys}; touch /proc/{os.getpid()}/oom_score_adj; id -u; echo made > made; cat given; "
-               "grep NoNewPrivs /proc/self/status; kill -0 1; kill -0 $PPID")
+               "grep NoNewPrivs /proc/self/status; kill -0 1; kill -0 $PPID; echo weights > $SPOTFLEET_OUTPUT/model")
     one = submitted(keys.parent / "d1", command)
     (keys.parent / "d1" / "work" / "given").write_text("shipped\n")
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # where others may enter, unlike pytest's
@@ -108,4 +111,5 @@ def test_a_script_of_another_user_owns_its_directory_and_cannot_read_the_dispatc
         assert (Path(folder) / "d1" / "work" / "made").stat().st_uid == 58_123
     assert "58123\nshipped\nNoNewPrivs:\t1\n" in text and "secret" not in text, text
     assert text.count("ermission denied") == 2 and text.count("not permitted") == 2, text
-    assert (keys.parent / "d1" / "exit").read_text() == "1"
+    assert (keys.parent / "output of d1" / "model").read_text() == "weights\n"
+    assert (keys.parent / "d1" / "exit").read_text() == "0"

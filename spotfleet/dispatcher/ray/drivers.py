@@ -1,13 +1,15 @@
 """Drivers: scripts that `spotfleet ray submit` has sent to run beside the head. Files: `ray/cluster/drivers.py`.
 
 They belong to the job that holds hosts for Ray, and end with it. Their folders lie in that job's, and stay with it:
-their output is part of the fleet's archive.
+their output is part of the fleet's archive. Each has a folder among the job's outputs, which `down` copies to the user:
+it is the script's SPOTFLEET_OUTPUT.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from spotfleet.bundle.unpack import unpack
@@ -18,9 +20,10 @@ from spotfleet.dispatcher.disk.bundles import BundleStore
 from spotfleet.dispatcher.disk.files import write_atomic, write_json
 from spotfleet.dispatcher.disk.logs import JobLogs
 from spotfleet.errors import UsageError
-from spotfleet.protocol.ray_cluster import DRIVER_LOG_BYTES, DRIVER_LOGS, LOST, DriverStart, RayDriver
+from spotfleet.protocol.ray_cluster import DRIVER_LOG_BYTES, DRIVER_LOGS, LOST, OUTPUT, DriverStart, RayDriver
 
 FOLDER = "drivers"
+CANCELLED = "cancelled"  # file in a driver's folder, once it is to end
 STOPPED = 143  # as a shell reports SIGTERM
 MOST_DRIVERS = 1000  # in one cluster
 
@@ -30,7 +33,6 @@ class DriverDesk:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._stopped: set[str] = set()  # folders of drivers that are to end
 
     async def start(self, job: str, bundles: BundleStore, bundle: str, given: DriverStart) -> str:
         """Unpack the working directory, and have the command started; return the driver's name."""
@@ -49,8 +51,8 @@ class DriverDesk:
         """Return the folders of the drivers of this cluster that run, or should."""
         if job not in self._core.jobs:
             return ()
-        folders = [str(p) for p in _folders(self._core.jobs[job].folder / FOLDER) if (p / "command").exists()]
-        return tuple(f for f in folders if f not in self._stopped)
+        return tuple(str(p) for p in _folders(self._core.jobs[job].folder / FOLDER)
+                     if (p / "command").exists() and not (p / CANCELLED).exists())
 
     def status(self, job: str) -> tuple[RayDriver, ...]:
         """Return the drivers of this cluster, which may have ended, the oldest first."""
@@ -68,9 +70,11 @@ class DriverDesk:
                            hint=f"this cluster has {', '.join(list(known)[-20:]) or 'none'}")
         return known[name]
 
-    def stop(self, folder: Path) -> None:
-        """Have a driver ended."""
-        self._stopped.add(str(folder))
+    @staticmethod
+    def stop(folder: Path) -> None:
+        """Have a driver ended, unless it has ended."""
+        if not (folder / "exit").exists():
+            write_atomic(folder / CANCELLED, "")
 
     def read(self, folder: Path, offset: int) -> tuple[bytes, int, bool]:
         """Return output from `offset` on, the offset of what follows, and whether that is all there will be."""
@@ -91,7 +95,9 @@ def _make(folder: Path, bundles: BundleStore, bundle: str, given: DriverStart) -
     if bundle:
         unpack(bundles.path(bundle), bundles.path, work)
     work.mkdir(exist_ok=True)
-    write_json(folder / "start.json", to_json(given))
+    output = folder.parents[1] / "outputs" / f"script@{folder.name}"
+    output.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_json(folder / "start.json", to_json(replace(given, envs={OUTPUT: str(output), **given.envs})))
     write_atomic(folder / "command", given.command)  # last: the driver starts with it
 
 
@@ -103,5 +109,6 @@ def _status(folder: Path, *, over: bool) -> RayDriver:
     except (OSError, ValueError):
         return RayDriver(folder.name, command, "failed", LOST, age_s) if over else RayDriver(
             folder.name, command, age_s=age_s)
-    state = "succeeded" if status == 0 else "stopped" if status == STOPPED else "failed"
+    cancelled = status == STOPPED or (folder / CANCELLED).exists()
+    state = "stopped" if cancelled else "succeeded" if status == 0 else "failed"
     return RayDriver(folder.name, command, state, status, age_s)

@@ -18,7 +18,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 FIRST_ID, IDS = 58_000, 1_000  # above the ids of people, below those that systemd gives
@@ -39,21 +39,23 @@ class HeadUser:
     """A user id, and the folders that its processes see empty but for the environment."""
 
     id: int
+    seen: tuple[tuple[str, str], ...] = ()  # (folder, where they see it)
     hidden: tuple[str, ...] = ()
     shown: tuple[tuple[str, str], ...] = ()  # (folder in a hidden one that they see, an empty folder elsewhere)
 
     def enter(self) -> None:
         """Become this user, for good. Raises OSError. Called in a child process, before it runs its program."""
-        if self.hidden:
-            self._hide()
+        _check(_libc.unshare(_NEW_NAMESPACE), "unshare")
+        _mount("none", "/", _RECURSIVE | _PRIVATE)
+        for folder, target in self.seen:
+            _mount(folder, target, _BIND)
+        self._hide()
         os.setgroups([])
         os.setresgid(self.id, self.id, self.id)
         os.setresuid(self.id, self.id, self.id)
         _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
 
     def _hide(self) -> None:
-        _check(_libc.unshare(_NEW_NAMESPACE), "unshare")
-        _mount("none", "/", _RECURSIVE | _PRIVATE)
         for folder, outside in self.shown:
             _mount(folder, outside, _BIND | _RECURSIVE)
         for folder in self.hidden:
@@ -94,7 +96,7 @@ def _in_view(account: HeadUser, folder: Path) -> HeadUser:
     shown = [(each, str(folder / f"e{number}")) for number, each in enumerate(closed)]
     for _, outside in shown:
         Path(outside).mkdir(exist_ok=True)
-    return HeadUser(account.id, tuple(dict.fromkeys(map(str, closed.values()))), tuple(shown))
+    return replace(account, hidden=tuple(dict.fromkeys(map(str, closed.values()))), shown=tuple(shown))
 
 
 def environment(environ: Mapping[str, str], home: Path) -> dict[str, str]:

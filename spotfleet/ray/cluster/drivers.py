@@ -19,12 +19,14 @@ import signal
 import subprocess
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from spotfleet.codec import from_json
 from spotfleet.dispatcher.disk.logs import JobLogs
 from spotfleet.errors import SpotfleetError, is_full
-from spotfleet.protocol.ray_cluster import DRIVER_LOG_BYTES, DRIVER_LOGS, LOST, DriverStart
+from spotfleet.protocol.ray_cluster import DRIVER_LOG_BYTES, DRIVER_LOGS, LOST, OUTPUT, DriverStart
 from spotfleet.ray.cluster import processes
 from spotfleet.ray.cluster.account import HeadUser
 from spotfleet.storage import atomic, json_file
@@ -61,11 +63,14 @@ class Drivers:
         try:
             given = from_json(DriverStart, json_file.read(folder / "start.json"))
             (folder / "start.json").unlink()  # it holds secrets
-            work, env = self._work(folder), {**self._env, **given.envs}
+            work, env, user = folder / "work", {**self._env, **given.envs}, self._user
+            if user is not None:
+                work, user = self._give(folder, Path(env[OUTPUT]), user)
+                env[OUTPUT] = user.seen[0][1]
             process = subprocess.Popen(
                 ["bash", "-c", given.command], cwd=work, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, preexec_fn=self._begin)
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
+                stderr=subprocess.STDOUT, preexec_fn=partial(_begin, user))
+        except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
             log.error("driver %s: %s", folder.name, error)
             self._keep(folder, 0, f"spotfleet: the script was not started: {error}\n".encode())
             (folder / "exit").write_text("1")
@@ -73,23 +78,16 @@ class Drivers:
         self._running[str(folder)] = process
         threading.Thread(target=self._wait, args=(folder, process), daemon=True).start()
 
-    def _work(self, folder: Path) -> Path:
-        """Return the working directory of a driver, as its user may use it."""
-        if self._user is None:
-            return folder / "work"
+    def _give(self, folder: Path, output: Path, user: HeadUser) -> tuple[Path, HeadUser]:
+        """Give a driver's folders to its user; return its working directory, and the user with a view of `output`."""
         place = self._place / folder.name
         place.mkdir(mode=0o700)
         shutil.copytree(folder / "work", place / "work", symlinks=True)
         shutil.rmtree(folder / "work")
-        self._user.give(place)
-        return place / "work"
-
-    def _begin(self) -> None:
-        os.setsid()
-        Path("/proc/self/oom_score_adj").write_text("1000")
-        if self._user is not None:
-            self._user.enter()
-        processes.die_with_parent()
+        (place / "output").mkdir()
+        user.give(place)
+        user.give(output)
+        return place / "work", replace(user, seen=((str(output), str(place / "output")),))
 
     def _wait(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
         keeping = threading.Thread(target=self._keep_output, args=(folder, process), daemon=True)
@@ -117,6 +115,14 @@ class Drivers:
                 if not is_full(error):
                     raise
                 return at
+
+
+def _begin(user: HeadUser | None) -> None:
+    os.setsid()
+    Path("/proc/self/oom_score_adj").write_text("1000")
+    if user is not None:
+        user.enter()
+    processes.die_with_parent()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -46,6 +46,7 @@ ORPHAN_S = 600.0  # without a dispatcher
 MOST_LINE = 16 << 20
 # What Ray reads at a driver's init: the working directory of the driver goes to every node that runs something of it.
 JOB_CONFIG, SHIPPED = "RAY_JOB_CONFIG_JSON_ENV_VAR", '{"runtime_env": {"working_dir": "."}}'
+OWN_FIRST = {"RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}  # Ray refuses a script's own working_dir beside that one otherwise
 PASSED = ("SPOTFLEET_LOCAL_HOST", "SPOTFLEET_HOST_MARK")  # by which a machine's processes are found
 
 
@@ -85,7 +86,8 @@ class HeadSupervisor:
     def _driver_env(self, env: dict[str, str]) -> dict[str, str]:
         path = os.pathsep.join([os.path.dirname(sys.executable), env.get("PATH", os.defpath)])
         return self._environment(env, "d") | {
-            "RAY_ADDRESS": self.address, "PATH": path, "PYTHONUNBUFFERED": "1", JOB_CONFIG: SHIPPED}
+            "RAY_ADDRESS": self.address, HEAD_AT: self.address, "PATH": path, "PYTHONUNBUFFERED": "1",
+            JOB_CONFIG: SHIPPED} | OWN_FIRST
 
     def _make(self, part: str) -> Path:
         """Make the folder of a part; return the home folder in it, which its user owns."""
