@@ -71,6 +71,8 @@ def status(name: str, *, as_json: bool) -> None:
         return
     if not found.job:
         print(f"no Ray cluster runs on fleet {fleet.name}")
+        if found.drivers:
+            print(f"\nscripts of the last one:\n\n{_scripts(found)}")
         next_command(f"spotfleet ray start{_flag(fleet)}")
         return
     print(text(found))
@@ -85,6 +87,8 @@ def text(found: RayStatus) -> str:
     lines = [f"job {found.job}: {found.why}", f"head: {head}{versions}"]
     if report is not None and report.starts > 1:
         lines.append(f"head: started {report.starts} times; {report.ended}")
+    if report is not None and report.shared:
+        lines.append(f"warning: a program in Ray can read the dispatcher's files or credentials: {report.shared}")
     if report is not None:
         lines.append(f"dashboard: spotfleet port-forward {report.dashboard}" if report.dashboard else
                      "dashboard: none; it needs ray[default] among `environment.packages`")
@@ -100,10 +104,14 @@ def text(found: RayStatus) -> str:
     if waiting:
         parts.append(flow(f"waiting for room: {'; '.join(waiting)}"))
     if found.drivers:
-        parts.append(table(("SCRIPT", "STATE", "AGE", "COMMAND"), [
-            (d.driver, d.state if d.exit_status in (None, 0) else f"{d.state} ({d.exit_status})", span(d.age_s),
-             d.command) for d in found.drivers]))
+        parts.append(_scripts(found))
     return "\n\n".join(parts)
+
+
+def _scripts(found: RayStatus) -> str:
+    return table(("SCRIPT", "STATE", "AGE", "COMMAND"), [
+        (d.driver, d.state if d.exit_status in (None, 0) else f"{d.state} ({d.exit_status})", span(d.age_s), d.command)
+        for d in found.drivers])
 
 
 def _resources(found: dict[str, float]) -> str:
@@ -159,9 +167,9 @@ def logs(name: str, driver: str, *, follow: bool) -> None:
 def _newest(fleet: Fleet) -> str:
     drivers = fleet.ray.status().drivers
     if not drivers:
-        raise UsageError(f"no script has been submitted to a Ray cluster of fleet {fleet.name} that runs",
-                         hint="`spotfleet ray submit SCRIPT.py`; after `spotfleet down` the logs of scripts are among "
-                              "the outputs of their job")
+        raise UsageError(f"no script has been submitted to the newest Ray cluster of fleet {fleet.name}",
+                         hint="`spotfleet ray submit SCRIPT.py`; after `spotfleet down` the archive has their logs, "
+                              "as jobs/JOB/logs/d1.log")
     print_message(f"output of {drivers[-1].driver}: {drivers[-1].command}")
     return drivers[-1].driver
 

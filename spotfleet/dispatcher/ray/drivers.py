@@ -1,7 +1,8 @@
 """Drivers: scripts that `spotfleet ray submit` has sent to run beside the head. Files: `ray/cluster/drivers.py`.
 
-They belong to the job that holds hosts for Ray, and end with it. Their folders lie in that job's. Each has a folder
-among the job's outputs, which `down` copies to the user: it is the script's SPOTFLEET_OUTPUT, and holds its log.
+They belong to the job that holds hosts for Ray, and end with it. Their folders lie in that job's, and stay with it:
+their output is part of the fleet's archive. Each has a folder among the job's outputs, which `down` copies to the user:
+it is the script's SPOTFLEET_OUTPUT.
 """
 
 from __future__ import annotations
@@ -17,15 +18,14 @@ from spotfleet.dispatcher.core import Core, NotFound
 from spotfleet.dispatcher.disk import space
 from spotfleet.dispatcher.disk.bundles import BundleStore
 from spotfleet.dispatcher.disk.files import write_atomic, write_json
+from spotfleet.dispatcher.disk.logs import JobLogs
 from spotfleet.errors import UsageError
-from spotfleet.protocol.ray_cluster import DriverStart, RayDriver
+from spotfleet.protocol.ray_cluster import DRIVER_LOG_BYTES, DRIVER_LOGS, LOST, OUTPUT, DriverStart, RayDriver
 
 FOLDER = "drivers"
 CANCELLED = "cancelled"  # file in a driver's folder, once it is to end
 STOPPED = 143  # as a shell reports SIGTERM
 MOST_DRIVERS = 1000  # in one cluster
-LOG_BYTES = 1 << 20  # in one answer
-OUTPUT = "SPOTFLEET_OUTPUT"
 
 
 class DriverDesk:
@@ -55,10 +55,11 @@ class DriverDesk:
                      if (p / "command").exists() and not (p / CANCELLED).exists())
 
     def status(self, job: str) -> tuple[RayDriver, ...]:
-        """Return the drivers of this cluster, the oldest first; of the last one without a name."""
+        """Return the drivers of this cluster, which may have ended, the oldest first."""
         if job not in self._core.jobs:
             return ()
-        return tuple(_status(p) for p in _folders(self._core.jobs[job].folder / FOLDER)
+        over = self._core.jobs[job].state.ended
+        return tuple(_status(p, over=over) for p in _folders(self._core.jobs[job].folder / FOLDER)
                      if (p / "command").exists())
 
     def find(self, job: str, name: str) -> Path:
@@ -75,17 +76,12 @@ class DriverDesk:
         if not (folder / "exit").exists():
             write_atomic(folder / CANCELLED, "")
 
-    @staticmethod
-    def read(folder: Path, offset: int) -> tuple[bytes, bool]:
-        """Return output from `offset` on, and whether that is all there will be."""
-        ended = (folder / "exit").exists()  # read first, so that output in between is not missed
-        try:
-            with (folder / "log").open("rb") as file:
-                file.seek(offset)
-                data = file.read(LOG_BYTES)
-        except FileNotFoundError:
-            data = b""
-        return data, ended and len(data) < LOG_BYTES
+    def read(self, folder: Path, offset: int) -> tuple[bytes, int, bool]:
+        """Return output from `offset` on, the offset of what follows, and whether that is all there will be."""
+        job = self._core.jobs.get(folder.parent.parent.name)
+        ended = (folder / "exit").exists() or job is None or job.state.ended  # read first: nothing in between is missed
+        found = JobLogs(folder.parent / DRIVER_LOGS, DRIVER_LOG_BYTES).read(folder.name, offset)
+        return found.data, found.next_offset, ended and found.next_offset == offset
 
 
 def _folders(top: Path) -> list[Path]:
@@ -101,18 +97,18 @@ def _make(folder: Path, bundles: BundleStore, bundle: str, given: DriverStart) -
     work.mkdir(exist_ok=True)
     output = folder.parents[1] / "outputs" / f"script@{folder.name}"
     output.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (folder / "log").symlink_to(Path("..", "..", "outputs", output.name, "script.log"))
     write_json(folder / "start.json", to_json(replace(given, envs={OUTPUT: str(output), **given.envs})))
     write_atomic(folder / "command", given.command)  # last: the driver starts with it
 
 
-def _status(folder: Path) -> RayDriver:
+def _status(folder: Path, *, over: bool) -> RayDriver:
     age_s = max(0.0, time.time() - (folder / "command").stat().st_mtime)
     command = (folder / "command").read_text()
     try:
         status = int((folder / "exit").read_text())
     except (OSError, ValueError):
-        return RayDriver(folder.name, command, age_s=age_s)
+        return RayDriver(folder.name, command, "failed", LOST, age_s) if over else RayDriver(
+            folder.name, command, age_s=age_s)
     cancelled = status == STOPPED or (folder / CANCELLED).exists()
     state = "stopped" if cancelled else "succeeded" if status == 0 else "failed"
     return RayDriver(folder.name, command, state, status, age_s)

@@ -10,12 +10,14 @@ from typing import Any
 from spotfleet.codec import from_json
 from spotfleet.dispatcher.checkpoints import archive
 from spotfleet.dispatcher.ray.drivers import DriverDesk
+from spotfleet.model import JobState
 from spotfleet.protocol.ray_cluster import DriverStart
 from spotfleet.storage import json_file
 
 
 def desk_of(job: Path) -> DriverDesk:
-    core: Any = SimpleNamespace(home=job.parents[1], jobs={"ray-1": SimpleNamespace(folder=job)})
+    core: Any = SimpleNamespace(home=job.parents[1], jobs={
+        "ray-1": SimpleNamespace(folder=job, state=JobState.RUNNING)})
     return DriverDesk(core)
 
 
@@ -29,16 +31,15 @@ def submitted(home: Path) -> tuple[DriverDesk, Path]:
     return desk, folder / "drivers" / name
 
 
-def test_the_log_and_the_files_of_a_script_are_outputs_of_its_job(tmp_path: Path):
+def test_the_files_of_a_script_are_outputs_of_its_job(tmp_path: Path):
     _, script = submitted(tmp_path)
     given = from_json(DriverStart, json_file.read(script / "start.json"))
-    with (script / "log").open("a") as log:
-        log.write("epoch 1\n")
     (Path(given.envs["SPOTFLEET_OUTPUT"]) / "model.pt").write_text("weights")
+    (tmp_path / "boot.json").write_text("secret")
+    (Path(given.envs["SPOTFLEET_OUTPUT"]) / "link").symlink_to(tmp_path / "boot.json")
     assert given.envs["A"] == "1"
     found = {name: path.read_text() for name, path in archive.outputs(tmp_path / "jobs" / "ray-1")}
-    assert found == {"script@d1/script.log": "epoch 1\n", "script@d1/model.pt": "weights"}
-    assert DriverDesk.read(script, 0) == (b"epoch 1\n", False)
+    assert found == {"script@d1/model.pt": "weights"}
 
 
 def test_a_cancelled_script_is_stopped_whatever_its_status_and_for_a_new_dispatcher_too(tmp_path: Path):
