@@ -115,6 +115,7 @@ class RayReport:
     ray: str = ""  # version
     python: str = ""  # "3.11"
     dashboard: int = 0  # its port on loopback; 0: Ray's part for it is not installed
+    shared: str = ""  # why a program in Ray could read the dispatcher's files or credentials; "": it cannot
 
 
 # Variables of a raylet and of a driver. The token is among the job's secrets.
@@ -125,6 +126,7 @@ HOST = "SPOTFLEET_RAY_HOST"
 CPUS, GPUS = "SPOTFLEET_RAY_CPUS", "SPOTFLEET_RAY_GPUS"  # its resources; without CPUS all CPUs of the machine
 STORE = "SPOTFLEET_RAY_STORE"  # share of the machine's memory that its objects may use
 VERSIONS = "SPOTFLEET_RAY_VERSIONS"  # "RAY PYTHON" of the head
+METADATA = "SPOTFLEET_RAY_METADATA"  # "closed": the head's machine may be a cloud's, whose metadata server is closed
 LABEL = "spotfleet-host"  # label of a node: the host's name
 GCS_PORT = 6379
 
@@ -133,6 +135,24 @@ def folder_of(token: str) -> str:
     """Return the folder of the cluster with this token, on each of its machines: short, as the path of a Unix socket
     has 107 bytes at most, and with a name that only holders of the token know."""
     return f"/tmp/sfr-{hashlib.sha256(f'folder {token}'.encode()).hexdigest()[:12]}"
+
+
+def mismatch(wanted: str, ray: str, python: str, host: str) -> str:
+    """Return why a host with these versions cannot join a head with `wanted`, "RAY PYTHON"; "" if it can."""
+    if not ray:
+        return (f"host {host} has no Ray: write `ray: {{}}` in the fleet file and make the hosts anew, or install "
+                f"ray=={wanted.partition(' ')[0]} there")
+    head_ray, _, head_python = wanted.partition(" ")
+    for name, own, heads in (("Ray", ray, head_ray), ("Python", python, head_python)):
+        if heads and own != heads:
+            return f"host {host} has {name} {own}, and the head {name} {heads}: install the same on both"
+    return ""
+
+
+# Folder beside those of a cluster's drivers that has the output of all of them, and the limit of its size.
+DRIVER_LOGS, DRIVER_LOG_BYTES = "logs", 1 << 30
+OUTPUT = "SPOTFLEET_OUTPUT"  # variable of a driver: its folder among the outputs of its job
+LOST = 137  # as a shell reports SIGKILL: status of a driver that ended with the supervisor that had started it
 
 
 @dataclass(frozen=True)

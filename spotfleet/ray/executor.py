@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from spotfleet.agent.processes.zygote import QUIET
 from spotfleet.errors import SpotfleetError, UsageError
+from spotfleet.protocol.ray_cluster import HEAD_AT
 from spotfleet.ray.functions import by_value, check_sendable
 from spotfleet.ray.installed import connected_ray
 from spotfleet.ray.params import ElasticParams, RaySettings, check_count, create_settings
@@ -286,7 +288,8 @@ def environment(params: ElasticParams, more: dict[str, str] | None) -> dict[str,
 
 
 def check_gpus(ray: Any, params: ElasticParams) -> None:
-    """Raise UsageError if GPUs are asked of a cluster that has none."""
-    if params.gpus and not ray.cluster_resources().get("GPU"):
+    """Raise UsageError if GPUs are asked of a cluster that has none. On a fleet's own cluster a host with GPUs may come
+    for the workers that wait."""
+    if params.gpus and HEAD_AT not in os.environ and not ray.cluster_resources().get("GPU"):
         raise UsageError("use_gpu is set, and no node of the cluster has a GPU",
                          hint="leave use_gpu out, or add a node with GPUs")

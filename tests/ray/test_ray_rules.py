@@ -17,6 +17,7 @@ import spotfleet.ray
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.protocol.messages import Checkpoint, WorkerReport
 from spotfleet.ray import ElasticExecutor, ElasticParams, ElasticRayExecutor, RayExecutor, TestDiscovery
+from spotfleet.ray.executor import check_gpus
 from spotfleet.ray.installed import About, check_same
 from spotfleet.ray.run import detached
 from spotfleet.ray.run.checkpoints import CheckpointTarget, RunCheckpoints, newest, target_of
@@ -24,6 +25,7 @@ from spotfleet.ray.run.record import PackedCall
 from spotfleet.ray.run.staffing import ActorStage, Cooldown, StaffChange, StaffMember, gpu_place, room_on, staff_change
 from spotfleet.version import install
 
+HEAD = "SPOTFLEET_RAY_HEAD"
 ASKED, IDLE, RUNS = ActorStage.ASKED, ActorStage.IDLE, ActorStage.RUNS
 
 
@@ -33,6 +35,21 @@ def test_the_names_of_horovods_documentation_are_here():
     assert callable(spotfleet.ray.ray_logger.log)
     with pytest.raises(AttributeError, match="no attribute 'Executor'"):
         _ = spotfleet.ray.Executor
+
+
+class _ClusterWithoutGpus:
+    @staticmethod
+    def cluster_resources() -> dict[str, float]:
+        return {"CPU": 4.0}
+
+
+def test_gpus_are_waited_for_on_a_fleets_cluster_where_hosts_come_for_them_and_refused_elsewhere(monkeypatch):
+    monkeypatch.delenv(HEAD, raising=False)
+    with pytest.raises(UsageError, match="no node of the cluster has a GPU"):
+        check_gpus(_ClusterWithoutGpus, ElasticParams(use_gpu=True))
+    check_gpus(_ClusterWithoutGpus, ElasticParams(use_gpu=False))
+    monkeypatch.setenv(HEAD, "10.0.0.1:6379")
+    check_gpus(_ClusterWithoutGpus, ElasticParams(use_gpu=True))
 
 
 def test_without_ray_an_executor_names_the_package_to_install(monkeypatch):

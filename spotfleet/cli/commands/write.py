@@ -53,7 +53,8 @@ def up(file: Path, *, dryrun: bool, yes: bool, timeout: str, infra: str = "", en
     loaded = load_file(file, given)
     fleet = bring_up(loaded, file, yes=yes, timeout_s=timeout_s)
     what = "" if loaded.spec.run else " SCRIPT.py"
-    next_command(f"spotfleet train{what}{_flag(fleet)}", *_ways_in(fleet), f"spotfleet down {fleet.name}")
+    ray = [f"spotfleet ray start{_flag(fleet)}"] if loaded.spec.ray is not None else []
+    next_command(*ray, f"spotfleet train{what}{_flag(fleet)}", *_ways_in(fleet), f"spotfleet down {fleet.name}")
 
 
 def base_of(from_terraform: str, name: str, file: Path | None) -> Base | None:
@@ -276,7 +277,7 @@ def _done(status: JobStatus) -> str:
     return f"{status.why} ({counted(status.outside, 'step')} each)" if status.outside else status.why
 
 
-def workers(text: str) -> tuple[int, int]:
+def workers(text: str, option: str = "--np", what: str = "workers") -> tuple[int, int]:
     """Parse "MIN:MAX" or "N" into (MIN, MAX)."""
     least, _, most = text.partition(":")
     try:
@@ -284,8 +285,8 @@ def workers(text: str) -> tuple[int, int]:
     except ValueError:
         found = (0, 0)
     if not 1 <= found[0] <= found[1]:
-        raise UsageError(f"--np {text}: expected MIN:MAX with 1 <= MIN <= MAX",
-                         hint="--np 2:4 starts with 2 workers and uses up to 4; --np 2 is 2:2")
+        raise UsageError(f"{option} {text}: expected MIN:MAX with 1 <= MIN <= MAX",
+                         hint=f"{option} 2:4 starts with 2 {what} and uses up to 4; {option} 2 is 2:2")
     return found
 
 

@@ -464,14 +464,14 @@ class ManagedJob:
     def _stands(self, context: JobContext) -> tuple[JobState, str]:
         phase, why, live = self.membership.phase, self.membership.why, [w for w in self.workers.live() if not w.past]
         if not live:
-            return self._waits(context.why_waiting or self._cooling(context))
+            return self._waits(context.why_waiting or self._cooling(context) + self._refused())
         if sends := self._sends(live, context):
             return JobState.RUNNING, f"its script has ended; {sends}"
         if self.spec.restarts and (hangs := rounds.hanging(self.id, self._round_members(), context.now)):
             return JobState.RUNNING, hangs
         if context.ray is not None:
             begun = JobState.RECOVERING if context.ray.lost else JobState.STARTING
-            return JobState.RUNNING if context.ray.up else begun, context.ray.why
+            return JobState.RUNNING if context.ray.up else begun, context.ray.why + self._refused()
         if not self.spec.gang and (outside := self.outside.why(sum(w.begun for w in live))):
             return JobState.RUNNING if self.outside.sure else JobState.STARTING, outside
         if self.record.restarts and phase in (Phase.STARTING, Phase.FORMING):
@@ -511,6 +511,11 @@ class ManagedJob:
     def _cooling(self, context: JobContext) -> str:
         waits = [restart.ready_at(self.history, place) - context.now for place in context.given]
         return f"starts again in {max(0.0, min(waits)):.0f} s" if waits else "waits for hosts"
+
+    def _refused(self) -> str:
+        """Return why the last host was refused that has joined no Ray cluster; "" if there is none."""
+        failed = self.history.setups[-1:] if self.spec.kind == RAY_KIND else ()
+        return "".join(f"; {restart.first_line(end.error)}" for end in failed)
 
     def _tail(self, context: JobContext) -> list[Event]:
         """Wait for the scripts to end after training. The end of rank 0's script is the job's end."""

@@ -58,7 +58,8 @@ class RayCluster:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._due = asyncio.Event()
-        self._head = HeadLink(core.home / "ray.log", self._reported)
+        self._head = HeadLink(core.home / "ray.log", self._reported,
+                              clouds=traits_of(core.boot.spec).machines is not Machines.HERE)
         self.drivers = DriverDesk(core)
         self.trials = TrialLog()
         self._leaving = LeavingHosts()
@@ -99,6 +100,12 @@ class RayCluster:
     def _job(self) -> ManagedJob | None:
         """Return the job that holds hosts for Ray."""
         return next((j for j in self._core.jobs.values() if j.spec.kind == RAY_KIND and not j.state.ended), None)
+
+    def last(self) -> str:
+        """Return the job of the cluster that runs, or else of the one that ran last; "" for none."""
+        found = [j for j in self._core.jobs.values() if j.spec.kind == RAY_KIND]
+        newest = max(found, key=lambda j: (not j.state.ended, j.record.submitted_at), default=None)
+        return newest.id if newest is not None else ""
 
     def envs(self, job: ManagedJob, host: str) -> dict[str, str] | None:
         """Return the variables of this host's raylet; None while the head's versions are not known."""
@@ -203,7 +210,7 @@ class RayCluster:
         """Return the body of GET /v1/ray."""
         job = self._job()
         if job is None:
-            return RayStatus(drivers=self.drivers.status(""))
+            return RayStatus(drivers=self.drivers.status(self.last()))
         report: RayReport | None = self._head.report
         held = tuple(sorted(job.workers.hosts()))
         return RayStatus(job.id, job.record.cancelled or job.record.why, job.spec.envs.get(HEAD_AT, ""), report,

@@ -129,18 +129,17 @@ class CoordinatorActor:
         return list(self._job.changes) if self._job is not None else []
 
     def resize(self, min_workers: int | None, max_workers: int | None) -> ElasticParams:
+        least = self._params.min_workers if min_workers is None else min_workers
+        most = self._params.max_workers if max_workers is None else max_workers
         with self._lock:
+            changed = replace(self._params, min_workers=least, max_workers=most)  # UsageError for impossible ones
             if self._job is not None:
-                self._params = self._job.resize(min_workers, max_workers)
-            else:
-                self._params = replace(
-                    self._params, min_workers=self._params.min_workers if min_workers is None else min_workers,
-                    max_workers=self._params.max_workers if max_workers is None else max_workers)
+                self._job.resize(min_workers, max_workers)
+            self._params = changed
             if self._record is not None:
-                self._record = replace(self._record, min_workers=self._params.min_workers,
-                                       max_workers=self._params.max_workers)
+                self._record = replace(self._record, min_workers=least, max_workers=most)
                 self._records.write(self._record)
-            return self._params
+        return changed
 
     def standing(self) -> RunStatus:
         job = self._job
