@@ -184,24 +184,46 @@ def wait_for_log(up, text: bytes) -> None:
         time.sleep(0.01)
 
 
+class SetupLogs:
+    """A dispatcher's client, for the logs of setups."""
+
+    def __init__(self, logs: dict[str, bytes]) -> None:
+        self.logs = logs
+
+    def log_workers(self, job: str) -> list[str]:
+        return [*self.logs]
+
+    def stream(self, job: str, offset: int, *, worker: str, follow: bool) -> list[LogChunk]:
+        assert (job, follow) == ("a-1", False)
+        log = self.logs[worker]
+        return [LogChunk(log[offset:], len(log), False)] if log[offset:] else []
+
+
 def test_the_lines_of_setup_on_the_first_host_are_shown_once_and_whole():
     logs = {"h-1#setup": b""}
-
-    class Dispatcher:
-        def log_workers(self, job: str) -> list[str]:
-            return [*logs]
-
-        def stream(self, job: str, offset: int, *, worker: str, follow: bool) -> list[LogChunk]:
-            assert (job, follow) == ("a-1", False)
-            return [LogChunk(logs[worker][offset:], len(logs[worker]), False)] if logs[worker][offset:] else []
-
-    setup, dispatcher = follow.SetupOutput("a-1"), Dispatcher()
+    setup, dispatcher = follow.SetupOutput("a-1"), SetupLogs(logs)
     assert setup.lines(dispatcher) == []
     logs |= {"h-1#setup": b"one\ntw", "h-0#setup": b"other\n"}
     assert setup.lines(dispatcher) == ["setup on h-1: one"]
     logs["h-1#setup"] += b"o\nthree\n"
     assert setup.lines(dispatcher) == ["setup on h-1: two", "setup on h-1: three"]
     assert setup.lines(dispatcher) == []
+
+
+def test_setup_is_shown_until_the_job_has_started(monkeypatch, capsys):
+    monkeypatch.setattr(follow, "POLL_S", 0.0)
+    over, logs = threading.Event(), {"h-0#setup": b""}
+    states = iter(["starting", "starting", "running", "running"])
+
+    def status() -> JobStatus:
+        if (state := next(states, "")) == "":
+            over.set()
+        logs["h-0#setup"] += b"line\n"
+        return JobStatus("a-1", "a", state or "running", "", 1, 1, 5, 0.0, 0, 1, 1)
+
+    fleet = SimpleNamespace(job=lambda job: SimpleNamespace(status=status), client=SetupLogs(logs))
+    follow._poll(fleet, "a-1", over)
+    assert capsys.readouterr().err.count("setup on h-0: line") == 3
 
 
 @pytest.mark.parametrize("line", ["train slow.py", "logs -f slow-1"])
