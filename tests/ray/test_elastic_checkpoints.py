@@ -35,11 +35,11 @@ def begins(folder: Path, run: Run, before: set[int], workers: int) -> list[int]:
     return eventually(lambda: (found := first()) and len(found) == workers and found)
 
 
-def kill_coordinator() -> None:
+def kill_coordinator(cluster) -> None:
     found = [p for p in psutil.process_iter() if p.status() != psutil.STATUS_ZOMBIE
              and " ".join(p.cmdline()).startswith("ray::CoordinatorActor")
              and p.environ()["RAY_TMPDIR"] == os.environ["RAY_TMPDIR"]]
-    assert len(found) == 1
+    assert len(found) == 1 and found[0].pid in [p.pid for p in cluster.workers_of(cluster.head)]
     found[0].kill()
 
 
@@ -58,13 +58,13 @@ def test_a_detached_run_whose_coordinator_is_lost_goes_on_from_its_newest_checkp
     version = kept(target)
     eventually(lambda: kept(target) > version)
     before, version = set(steps(tmp_path)), kept(target)
-    kill_coordinator()
+    kill_coordinator(cluster)
     assert begins(tmp_path, run, before, 1)[0] >= version
     eventually(lambda: not any(psutil.pid_exists(pid) for pid in before))
     assert "placed anew" in executor.changes[0] and "begins with the checkpoint" in executor.changes[1]
     assert [rank for rank, _ in run.ends()] == [0]
 
-    kill_coordinator()  # a run that has ended is not run again
+    kill_coordinator(cluster)  # a run that has ended is not run again
     before = set(steps(tmp_path))
     assert [rank for rank, _ in ElasticExecutor.attach("kept").result()] == [0] and set(steps(tmp_path)) == before
     executor.shutdown()
@@ -75,7 +75,7 @@ def test_a_detached_run_whose_coordinator_is_lost_goes_on_from_its_newest_checkp
     executor.start()
     run = Run(executor, tmp_path)
     run.trains_on(1)
-    kill_coordinator()
+    kill_coordinator(cluster)
     with pytest.raises(SpotfleetError, match=r"coordinator of 'kept' was lost, .* no checkpoint was kept") as lost:
         ElasticExecutor.attach("kept").result()
     assert "checkpoint_target" in lost.value.hint

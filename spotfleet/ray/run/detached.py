@@ -5,7 +5,8 @@
                                                                   '-- without checkpoint_target: the run has failed
 
 The actor owns the workers' actors, so Ray ends them with it: at `shutdown`, and where its process or its node is lost.
-Another driver finds it by its name (`ElasticExecutor.attach`).
+It runs on Ray's head, the one node that no cloud takes back. Another driver finds it by its name
+(`ElasticExecutor.attach`).
 
 Threads: up to CALLS calls at a time; `_lock` guards the changes of the run.
 """
@@ -29,6 +30,7 @@ from spotfleet.ray.run.record import NAMESPACE, PackedCall, RecordStore, RunReco
 CALLS = 8  # at a time: one may wait for logs, others ask for the state
 MOST_LOGS = 10_000  # values that no driver has fetched; the oldest are dropped
 MOST_BYTES = 64 << 20  # size of a function with its arguments, in the memory of Ray's control service
+ON_THE_HEAD = {"node:__internal_head__": 0.001}  # Ray gives 1.0 of this resource to the head
 RETRY_S = 0.5  # while the coordinator is placed anew
 
 
@@ -193,7 +195,7 @@ def create(name: str, *args: Any) -> DetachedRun:
     """Start a detached coordinator. UsageError if the name is in use."""
     ray = connected_ray()
     options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0,
-               "max_concurrency": CALLS, "max_restarts": -1}
+               "resources": ON_THE_HEAD, "max_concurrency": CALLS, "max_restarts": -1}
     try:
         return DetachedRun(name, ray.remote(CoordinatorActor).options(**options).remote(
             name, secrets.token_hex(8), *args))
