@@ -177,6 +177,14 @@ def test_a_worker_chooses_its_gpu_by_its_place_among_those_that_its_node_shows()
     assert gpu_place(("0", "1"), (), 4) == gpu_place((), (), 4) == (None, ""), "it sees its own alone"
 
 
+def test_ray_client_is_refused_by_name(monkeypatch):
+    client = SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: True))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True,
+                                                            util=SimpleNamespace(client=client)))
+    with pytest.raises(UsageError, match=r"by Ray Client \(ray://\)"):
+        ElasticExecutor(min_workers=1).start()
+
+
 def test_random_hosts_change_by_one_between_the_least_and_the_most():
     now, nodes = [0.0], {f"n{i}": {"CPU": 2.0} for i in range(5)}
     found = TestDiscovery(2, 4, 10.0, seed=3, nodes=lambda: nodes, clock=lambda: now[0])
