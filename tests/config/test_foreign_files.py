@@ -167,6 +167,7 @@ def test_types_of_ray_become_groups_so_that_a_task_gets_hosts_that_it_fits_on():
 def test_a_fleet_for_ray_begins_with_the_workers_that_ray_would_begin_with():
     text = "cluster_name: a\nmin_workers: 1\nmax_workers: 4\nprovider: {type: aws, region: us-east-1}\n"
     assert spec(converted(text)[0]).nodes == Nodes(1, 1, 4)
+    assert converted("cluster_name: a\nprovider: {type: aws, region: us-east-1}\n")[0]["nodes"] == {"min": 0, "max": 2}
     assert spec(converted(text + "docker: {image: own}\n")[0]).nodes == Nodes(1, 4, 4)
 
 

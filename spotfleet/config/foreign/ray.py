@@ -182,7 +182,7 @@ def _nodes(file: ForeignKeys, workers: list[ForeignKeys]) -> tuple[int, int]:
     high = [w.take("max_workers") for w in workers]
     least = sum(n or 0 for n in low) if any(n is not None for n in low) else least or 0
     of_types = sum(n or 0 for n in high) if all(n is not None for n in high) else 0
-    most = min(filter(None, (most, of_types)), default=0) or least
+    most = min(filter(None, (most, of_types)), default=max(MOST, least))
     return least, most
 
 
