@@ -95,6 +95,11 @@ def _machines(file: ForeignKeys, types: ForeignKeys) -> tuple[ForeignKeys, list[
     machine = head.section("node_config")
     for key in ("min_workers", "max_workers", "docker"):
         head.take(key)
+    if not found and machine.data:
+        file.note("head_node_type", "the head is the only node, and becomes a host; the dispatcher has a small machine "
+                                    "of its own")
+        alone = {"node_config": machine.data, "min_workers": 1, "max_workers": 1}
+        return ForeignKeys({}, "", file.left_out), [ForeignKeys(alone, head.path, file.left_out)]
     return machine, [*found.values()] or [ForeignKeys({}, "", file.left_out)]
 
 
