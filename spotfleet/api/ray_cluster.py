@@ -13,7 +13,7 @@ from secrets import token_hex
 from spotfleet.api.home import FleetRecord, Home
 from spotfleet.api.machine import Progress
 from spotfleet.api.train import inside, refuse_leaks, ship_working_directory
-from spotfleet.bundle import targets
+from spotfleet.bundle import scripts, targets
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.model import RAY_KIND, JobSpec, Role
 from spotfleet.plugins import Machines
@@ -104,8 +104,13 @@ class RayOnFleet:
         words = list(words)
         _refuse_habits(words[0])
         if words[0].endswith(".py"):
-            words = ["python", inside(Path(words[0]), Path(self._record.spec.workdir)), *words[1:]]
+            workdir = Path(self._record.spec.workdir)
+            words = ["python", inside(Path(words[0]), workdir), *words[1:]]
+            if lost := scripts.uncollected(scripts.read(workdir / words[1]), together=False):
+                progress(lost)
         shipped = ship_working_directory(self._home, self._record, self._secrets, self._client, progress)
+        for line in shipped.left_out:
+            progress(f"left out of the bundle: {line}")
         start = DriverStart(shlex.join(words), {**self._record.spec.envs, **(envs or {}), **self._secrets})
         return self._client.start_driver(shipped.sha256, start)
 

@@ -5,11 +5,13 @@ Habits: cluster files and options that `ray submit` and `ray job submit` take.
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from spotfleet.api import ray_cluster
 from spotfleet.api.ray_cluster import RayOnFleet
 from spotfleet.cli import habits
 from spotfleet.cli.commands.write import workers
@@ -72,6 +74,19 @@ def test_what_rays_own_commands_take_before_the_script_is_refused_with_ours(word
     with pytest.raises(UsageError) as refused:
         ray_with_a_cluster().submit(words)
     assert str(refused.value) == message and hint in refused.value.hint
+
+
+def test_a_submitted_script_that_saves_files_where_they_are_lost_is_named_and_so_is_what_is_not_shipped(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "t.py").write_text("import ray, torch\ntorch.save({}, 'model.pt')\n")
+    shipped: Any = SimpleNamespace(sha256="a" * 64, left_out=["key.pem: a secret"])
+    monkeypatch.setattr(ray_cluster, "ship_working_directory", lambda *_: shipped)
+    given: Any = SimpleNamespace(ray=lambda: RayStatus("ray-1"), spec=SimpleNamespace(workdir=str(tmp_path), envs={}),
+                                 start_driver=lambda bundle, start: start.command)
+    lines: list[str] = []
+    assert RayOnFleet(given, given, {}, given).submit([str(tmp_path / "t.py")], progress=lines.append) == "python t.py"
+    assert lines[0].startswith("t.py: it saves files, and not in $SPOTFLEET_OUTPUT")
+    assert lines[1:] == ["left out of the bundle: key.pem: a secret"]
 
 
 @pytest.mark.parametrize(("command", "ours"), [
