@@ -1,6 +1,7 @@
 """Nodes of a Ray cluster: which are alive, their resources, and which drain.
 
-Ray has no public call for drains, so this file holds the private one; tests/ray try it with each version.
+Ray has no public call for drains and for a node's GPUs, so this file holds the private ones; tests/ray try them with
+each version.
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ def draining() -> dict[str, float]:
     found: dict[str, int] = state.get_draining_nodes()
     now_ms = 1000 * time.time()
     return {node: (deadline - now_ms) / 1000 if deadline else UNKNOWN_S for node, deadline in found.items()}
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """Return the ids of the GPUs that the raylet of this process was limited to by CUDA_VISIBLE_DEVICES; () for all."""
+    worker: Any = importlib.import_module("ray._private.worker").global_worker
+    return tuple(worker.original_visible_accelerator_ids.get("GPU") or ())
 
 
 def drain_node(gcs_address: str, node: str, why: str, seconds_left: float) -> bool:

@@ -92,7 +92,7 @@ class ElasticExecutor:
             # Each worker that joins later gets the same object from the store.
             work = TrainingCall(*(ray.put(part) for part in (fn, given, more)))
         if self._remote is not None:
-            ray.get(self._remote.begin.remote(work))
+            ray.get(self._remote.begin.remote(work.function, work.args, work.kwargs))
         else:
             self._job().begin(work)
         return self.result(callbacks)
@@ -104,15 +104,14 @@ class ElasticExecutor:
             list(callbacks or ())).get()
 
     def resize(self, min_workers: int | None = None, max_workers: int | None = None) -> None:
-        """Change the limits while it trains. Workers join and leave at step boundaries; none repeats a step."""
-        least = self.params.min_workers if min_workers is None else min_workers
-        most = self.params.max_workers if max_workers is None else max_workers
-        changed = ElasticParams(**{**vars(self.params), "min_workers": least, "max_workers": most})
+        """Change the limits while it trains. Workers join and leave at step boundaries; none repeats a step.
+
+        Raises UsageError for a `max_workers` below the run's `min_workers`.
+        """
         if self._remote is not None:
-            connected_ray().get(self._remote.resize.remote(min_workers, max_workers))
+            self.params = connected_ray().get(self._remote.resize.remote(min_workers, max_workers))
         else:
-            self._job().resize(min_workers, max_workers)
-        self.params = changed
+            self.params = self._job().resize(min_workers, max_workers)
 
     def status(self) -> RunStatus:
         """Return the phase of the run, the reason for its wait, and its members."""

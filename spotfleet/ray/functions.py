@@ -1,7 +1,8 @@
 """Functions as they are sent to the workers.
 
 cloudpickle sends a function of `__main__` by value and one of a module by its name. The nodes do not have the user's
-modules, so a module that is not installed is sent by value, too.
+modules, so the function's own module is sent by value, too, if it is not installed. Modules that it imports are not:
+they may hold what cannot be pickled, and Ray's `runtime_env` brings them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import importlib
 import inspect
 import sys
 import sysconfig
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +21,9 @@ from typing import Any
 from spotfleet.errors import UsageError
 from spotfleet.ray.installed import load_ray
 
+_lock = threading.Lock()
+_uses: Counter[str] = Counter()  # modules that are sent by value now, and how often; not those that the user has set
+
 
 @contextmanager
 def by_value(*functions: Callable | None) -> Iterator[None]:
@@ -25,13 +31,20 @@ def by_value(*functions: Callable | None) -> Iterator[None]:
     load_ray()
     cloudpickle = importlib.import_module("ray.cloudpickle")
     modules = {m for f in functions if f is not None and (m := _module_of(f)) is not None}
-    for module in modules:
-        cloudpickle.register_pickle_by_value(module)
+    with _lock:  # executors in several threads may send functions of one module
+        users = {name for name in cloudpickle.list_registry_pickle_by_value() if not _uses[name]}
+        modules = {m for m in modules if m.__name__ not in users}
+        for module in modules:
+            _uses[module.__name__] += 1
+            cloudpickle.register_pickle_by_value(module)
     try:
         yield
     finally:
-        for module in modules:
-            cloudpickle.unregister_pickle_by_value(module)
+        with _lock:
+            for module in modules:
+                _uses[module.__name__] -= 1
+                if not _uses[module.__name__]:
+                    cloudpickle.unregister_pickle_by_value(module)
 
 
 def _module_of(function: Callable) -> Any:

@@ -21,6 +21,7 @@ class About:
     ray: str
     python: str  # "3.11"
     gpus: tuple[str, ...] = ()  # ids of those that Ray has given it
+    visible: tuple[str, ...] = ()  # ids of those that its node has for Ray; () for all
     warm_s: float = 0.0  # since the start of its process
 
 

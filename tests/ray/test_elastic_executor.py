@@ -19,6 +19,7 @@ import pytest
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.ray import ElasticExecutor, ElasticRayExecutor, RayExecutor, TestDiscovery, drains, ray_logger
 from spotfleet.ray.drains import drain_node, draining
+from spotfleet.ray.functions import by_value
 from spotfleet.ray.run import elastic_job, static_job
 from tests.ray.conftest import eventually
 
@@ -182,6 +183,20 @@ def test_an_error_of_the_function_arrives_with_its_own_traceback(cluster, shut_d
     assert executor.run(about_itself)[0]["checked"] is None
 
 
+def returns_a_lock(file: str) -> Any:
+    with open(file, "a") as log:
+        log.write("called\n")
+    return threading.Lock()
+
+
+def test_a_value_that_cannot_be_sent_is_named_and_the_function_is_not_called_again(cluster, shut_down, tmp_path):
+    executor = shut_down(ElasticExecutor(min_workers=1, max_workers=1))
+    executor.start()
+    with pytest.raises(UsageError, match=r"what the function returns.* cannot be sent .*cannot pickle '_thread.lock'"):
+        executor.run(returns_a_lock, args=[str(tmp_path / "log")])
+    assert (tmp_path / "log").read_text() == "called\n"
+
+
 def about_itself() -> dict[str, Any]:
     return {"main": threading.current_thread() is threading.main_thread(), "omp": os.environ.get("OMP_NUM_THREADS"),
             "given": os.environ.get("GIVEN"), "torch": "torch" in sys.modules, "pid": os.getpid(),
@@ -331,16 +346,38 @@ def test_a_module_that_the_nodes_do_not_have_travels_with_its_function(cluster, 
         shut_down(RayExecutor(num_workers=1, cpus_per_worker=0.5)).start()
 
 
-def test_each_worker_sees_all_gpus_of_its_node_and_chooses_by_its_local_rank(cluster, shut_down):
+def test_a_module_is_sent_by_value_while_anybody_needs_it_and_as_the_user_has_set_it(cluster, tmp_path, monkeypatch):
+    (tmp_path / "recipes.py").write_text("def train():\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    recipes, pickle = importlib.import_module("recipes"), importlib.import_module("ray.cloudpickle")
+
+    def is_sent() -> bool:
+        return "recipes" in pickle.list_registry_pickle_by_value()
+
+    with by_value(recipes.train):
+        with by_value(recipes.train):
+            assert is_sent()
+        assert is_sent(), "another executor still sends it"
+    assert not is_sent()
+    pickle.register_pickle_by_value(recipes)
+    with by_value(recipes.train):
+        pass
+    assert is_sent(), "the user has set it"
+    pickle.unregister_pickle_by_value(recipes)
+
+
+def test_each_worker_sees_all_gpus_of_its_node_and_chooses_by_its_local_rank(cluster, shut_down, monkeypatch):
     """Ray shows an actor its own GPU alone. The GPUs are invented: Ray counts them, and nobody uses them."""
     with pytest.raises(UsageError, match="no node of the cluster has a GPU"):
         ElasticExecutor(min_workers=1, use_gpu=True).start()
-    node = cluster.add(gpus=2)
+    with monkeypatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "4,5")  # those of the machine that its raylet may use
+        node = cluster.add(gpus=2)
     executor = shut_down(ElasticExecutor(min_workers=2, max_workers=2, cpus_per_worker=0.5, use_gpu=True))
     executor.start()
     try:
         found = executor.run(about_gpus)
-        assert sorted(found) == [("0,1", "0"), ("0,1", "1")]
+        assert sorted(found) == [("4,5", "0"), ("4,5", "1")]
     finally:
         executor.shutdown()
         cluster.lose(node)
@@ -386,6 +423,11 @@ def test_a_detached_run_outlives_its_driver(cluster, shut_down, tmp_path):
     assert executor.status().phase == "running" and len(executor.status().members) == 2
     with pytest.raises(UsageError, match="'nightly' exists already"):
         ElasticExecutor(detached="nightly").start()
+    with pytest.raises(UsageError, match="max_workers is 1 and min_workers is 2"):
+        executor.resize(max_workers=1)
+    before = set(steps(tmp_path))
+    os.kill(min(before), signal.SIGKILL)  # its function was an object of the driver
+    eventually(lambda: set(steps(tmp_path)) - before and sizes(tmp_path) == {2})
     stop(tmp_path)
     assert [rank for rank, _ in executor.result()] == [0, 1]
     executor.shutdown()

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
 import socket
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from spotfleet.addresses import split
+from spotfleet.errors import UsageError
 from spotfleet.membership import Ordered
 from spotfleet.membership.pace import Pace
 from spotfleet.protocol.messages import JOB_KEY, Checkpoint, Stage, WorkerOrders, WorkerReport
 from spotfleet.ray import logger
+from spotfleet.ray.run import line
 from spotfleet.ray.run.checkpoints import CheckpointTarget, RunCheckpoints
 from spotfleet.ray.run.coordinator import Coordinator, Leaving
 from spotfleet.ray.run.line import ControlServer
@@ -195,6 +201,59 @@ def test_a_stranger_without_the_key_is_no_worker(toys):
         assert sock.recv(MAC) == b"", "an answer to a client with a wrong proof"
 
 
+def raw(server: ControlServer) -> socket.socket:
+    return socket.create_connection(split(server.path.removeprefix(TCP)), timeout=30)
+
+
+@pytest.fixture
+def server(monkeypatch) -> Iterator[ControlServer]:
+    monkeypatch.setattr(line, "SWEEP_S", 0.01)
+    made = ControlServer("127.0.0.1", KEY, lambda report: None, lambda worker: None, lambda *_: None)
+    yield made
+    made.close()
+
+
+def test_a_stranger_that_sends_a_byte_at_a_time_is_closed_in_time(server, monkeypatch):
+    monkeypatch.setattr(line, "HELLO_LIMIT_S", 0.05)
+    with raw(server) as sock:
+        assert len(sock.recv(NONCE)) == NONCE
+        sock.settimeout(0.01)
+        for _ in range(NONCE + MAC - 1):  # never the whole proof
+            with contextlib.suppress(TimeoutError):
+                try:
+                    sock.sendall(b"x")
+                    assert sock.recv(1) == b""
+                except (ConnectionResetError, BrokenPipeError):
+                    pass
+                return
+        raise AssertionError("it may stay as long as it sends")
+
+
+def test_of_too_many_strangers_the_oldest_is_closed_and_a_worker_still_connects(server, monkeypatch):
+    monkeypatch.setattr(line, "MOST_STRANGERS", 2)
+    monkeypatch.setattr(line, "HELLO_LIMIT_S", 600.0)
+    with raw(server) as first, raw(server), raw(server):
+        with contextlib.suppress(ConnectionResetError):
+            while first.recv(NONCE):
+                pass  # its end came before the limit of time
+        connect(server.path, KEY).close()
+
+
+def test_a_server_without_a_free_descriptor_accepts_again_once_there_is_one(server):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as early:
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            early.connect(split(server.path.removeprefix(TCP)))
+            time.sleep(0.02)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        early.settimeout(10)
+        assert len(early.recv(NONCE)) == NONCE
+
+
 def test_a_worker_does_not_talk_to_a_server_that_lacks_the_key():
     seen: list[WorkerReport] = []
     server = ControlServer("127.0.0.1", "another", seen.append, lambda worker: None, lambda *_: None)
@@ -239,6 +298,35 @@ def test_a_value_may_be_answered_and_its_sender_waits_for_that(monkeypatch):
         logger._connection[1].close()
     finally:
         server.close()
+
+
+def test_a_value_whose_connection_is_lost_is_sent_again_and_passed_on_once(monkeypatch):
+    seen: list[int] = []
+
+    def on_log(worker: str, value: dict[str, int]) -> int:
+        seen.append(value["n"])
+        if len(seen) == 1:
+            logger._connection[1].shutdown(socket.SHUT_RDWR)  # the answer does not arrive
+        return 10 * value["n"]
+
+    server = ControlServer("127.0.0.1", KEY, lambda report: None, lambda worker: None, on_log)
+    for name, value in {"SPOTFLEET_SOCKET": server.path, "SPOTFLEET_WORKER": "a/0/1", JOB_KEY: KEY}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(logger, "_connection", None)
+    monkeypatch.setattr(logger, "AGAIN_S", 0.01)
+    try:
+        assert [logger.send({"n": n}, 30.0) for n in (1, 2)] == [10, 20] and seen == [1, 2]
+        logger._connection[1].close()
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(("value", "named"), [
+    ({"text": "x" * (1 << 20)}, "at most 1048576 can be logged at once"), ({"of": {1, 2}}, "a set cannot be logged"),
+    ({"loss": array("d", [1.0, 2.0])}, "a array cannot be logged")])
+def test_a_value_that_cannot_be_logged_is_refused_by_name(value, named):
+    with pytest.raises(UsageError, match=named):
+        logger.send(value, 0.0)
 
 
 def test_the_server_listens_where_the_workers_are_told(toys):

@@ -18,7 +18,7 @@ from spotfleet.ray import ElasticExecutor, ElasticParams, ElasticRayExecutor, Ra
 from spotfleet.ray.executor import check_gpus
 from spotfleet.ray.installed import About, check_same
 from spotfleet.ray.run.checkpoints import CheckpointTarget, RunCheckpoints, newest, target_of
-from spotfleet.ray.run.staffing import ActorStage, Cooldown, StaffChange, StaffMember, room_on, staff_change
+from spotfleet.ray.run.staffing import ActorStage, Cooldown, StaffChange, StaffMember, gpu_place, room_on, staff_change
 from spotfleet.version import install
 
 HEAD = "SPOTFLEET_RAY_HEAD"
@@ -164,6 +164,13 @@ def test_a_node_has_room_for_whole_workers_only():
     assert room_on({"CPU": 7.0, "GPU": 2.0}, 2, 1) == 2
     assert room_on({"CPU": 7.0}, 2, 1) == 0
     assert room_on({"CPU": 0.3}, 0.1, 0) == 3
+
+
+def test_a_worker_chooses_its_gpu_by_its_place_among_those_that_its_node_shows():
+    assert gpu_place(("1",), (), 4) == (1, "0,1,2,3")
+    assert gpu_place(("3",), ("2", "3"), 2) == (1, "2,3"), "a raylet that was limited to some GPUs"
+    assert gpu_place(("MIG-b",), ("MIG-a", "MIG-b"), 2) == (1, "MIG-a,MIG-b")
+    assert gpu_place(("0", "1"), (), 4) == gpu_place((), (), 4) == (None, ""), "it sees its own alone"
 
 
 def test_random_hosts_change_by_one_between_the_least_and_the_most():

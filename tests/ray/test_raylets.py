@@ -106,6 +106,36 @@ def test_a_host_that_is_given_back_ends_if_idle_and_else_drains_and_a_noticed_on
     assert not gcs.asked
 
 
+def test_a_host_that_drains_and_then_gets_a_notice_drains_until_the_earlier_end():
+    drainer, gcs = Drainer(), Asked()
+    drainer.wanted = {"f-1": RayDrain("f-1", 120.0)}
+    assert drainer.ask(gcs, (RayNode("a", "f-1"),))
+    drains = (RayNode("a", "f-1", draining=True),)
+    for left_s, again in ((119.0, False), (30.0, True), (29.0, False)):
+        drainer.wanted = {"f-1": RayDrain("f-1", left_s)}
+        assert drainer.ask(gcs, drains) is again
+    restarted = Drainer()
+    restarted.wanted = {"f-1": RayDrain("f-1", 28.0)}
+    assert restarted.ask(gcs, drains) and not restarted.ask(gcs, drains), "it does not know what Ray was asked for"
+    assert gcs.asked == 3 * [("a", False)]
+
+
+def test_a_raylet_that_does_not_answer_delays_no_other_drain():
+    class Partly(Asked):
+        def drain(self, node_id: str, why: str, left_s: float, *, idle_only: bool) -> str:
+            super().drain(node_id, why, left_s, idle_only=idle_only)
+            if node_id == "stopped":
+                raise ConnectionError("deadline exceeded")
+            return ""
+
+    drainer, gcs = Drainer(), Partly()
+    drainer.wanted = {"f-1": RayDrain("f-1", 60.0), "f-2": RayDrain("f-2", 60.0)}
+    assert drainer.ask(gcs, (RayNode("stopped", "f-1"), RayNode("fine", "f-2")))
+    assert gcs.asked == [("stopped", False), ("fine", False)]
+    drainer.ask(gcs, (RayNode("stopped", "f-1"),))
+    assert len(gcs.asked) == 2, "it is not asked at once again"
+
+
 def test_the_folder_of_a_cluster_follows_from_its_token_and_leaves_room_for_sockets():
     socket = f"{folder_of('t')}/0123abcd/session_2026-11-26_19-08-48_123456_1234567/sockets/plasma_store"
     assert len(socket) <= 107 and folder_of("t") == folder_of("t") != folder_of("u")

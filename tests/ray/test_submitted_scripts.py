@@ -7,12 +7,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from spotfleet.codec import to_json
 from spotfleet.dispatcher.disk.files import write_json
 from spotfleet.dispatcher.disk.logs import JobLogs
+from spotfleet.dispatcher.ray.drivers import DriverDesk
+from spotfleet.model import JobState
 from spotfleet.protocol.ray_cluster import DriverStart
 from spotfleet.ray.cluster import drivers as of_drivers
 from spotfleet.ray.cluster.account import HeadUser
@@ -70,6 +73,40 @@ def test_a_script_whose_supervisor_was_lost_is_not_started_a_second_time(tmp_pat
     (tmp_path / "d1" / "begun").touch()
     Drivers(ENV).match((one,))
     assert (tmp_path / "d1" / "exit").read_text() == "137" and not output(tmp_path / "d1")
+
+
+def test_a_script_that_is_ended_before_it_has_begun_never_begins_and_keeps_nobody_waiting(tmp_path: Path):
+    top = tmp_path / "job" / "drivers"
+    submitted(top / "d1", "echo runs")
+    (top / "d1" / "command").write_text("echo runs")
+    core = SimpleNamespace(jobs={"j": SimpleNamespace(folder=tmp_path / "job", state=JobState.RUNNING)})
+    desk = DriverDesk(core)
+    assert desk.wanted("j") == (str(top / "d1"),) and desk.status("j")[0].state == "running"
+    desk.stop(top / "d1")
+    for one in (desk, DriverDesk(core)):  # the next dispatcher, too
+        assert one.wanted("j") == () and one.status("j")[0].state == "stopped"
+        assert one.read(top / "d1", 0) == (b"", 0, True)
+
+
+def test_a_script_whose_files_cannot_be_written_delays_no_other_and_no_drain(tmp_path: Path):
+    good = submitted(tmp_path / "d2", "exit 3")
+    drivers = Drivers(ENV)
+    drivers.match((str(tmp_path / "gone"), good))
+    wait((tmp_path / "d2" / "exit").exists)
+    assert (tmp_path / "d2" / "exit").read_text() == "3"
+
+
+def test_a_status_that_cannot_be_written_is_written_later(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("spotfleet.ray.cluster.drivers.AGAIN_S", 0.01)
+    one = submitted(tmp_path / "d1", "touch ../done; exit 3")
+    (tmp_path / "d1" / "exit.part").mkdir()  # as on a full disk
+    Drivers(ENV).match((one,))
+    wait((tmp_path / "d1" / "done").exists)
+    time.sleep(0.05)
+    assert not (tmp_path / "d1" / "exit").exists()
+    (tmp_path / "d1" / "exit.part").rmdir()
+    wait((tmp_path / "d1" / "exit").exists)
+    assert (tmp_path / "d1" / "exit").read_text() == "3"
 
 
 def test_a_damaged_submission_ends_as_a_failure(tmp_path: Path):

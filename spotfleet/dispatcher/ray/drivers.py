@@ -72,14 +72,14 @@ class DriverDesk:
 
     @staticmethod
     def stop(folder: Path) -> None:
-        """Have a driver ended, unless it has ended."""
+        """Have a driver ended, unless it has ended, also by a later dispatcher. One that has not begun never does."""
         if not (folder / "exit").exists():
             write_atomic(folder / CANCELLED, "")
 
     def read(self, folder: Path, offset: int) -> tuple[bytes, int, bool]:
         """Return output from `offset` on, the offset of what follows, and whether that is all there will be."""
         job = self._core.jobs.get(folder.parent.parent.name)
-        ended = (folder / "exit").exists() or job is None or job.state.ended  # read first: nothing in between is missed
+        ended = job is None or job.state.ended or _exit_status(folder) is not None  # read before the output
         found = JobLogs(folder.parent / DRIVER_LOGS, DRIVER_LOG_BYTES).read(folder.name, offset)
         return found.data, found.next_offset, ended and found.next_offset == offset
 
@@ -104,11 +104,17 @@ def _make(folder: Path, bundles: BundleStore, bundle: str, given: DriverStart) -
 def _status(folder: Path, *, over: bool) -> RayDriver:
     age_s = max(0.0, time.time() - (folder / "command").stat().st_mtime)
     command = (folder / "command").read_text()
-    try:
-        status = int((folder / "exit").read_text())
-    except (OSError, ValueError):
+    if (status := _exit_status(folder)) is None:
         return RayDriver(folder.name, command, "failed", LOST, age_s) if over else RayDriver(
             folder.name, command, age_s=age_s)
     cancelled = status == STOPPED or (folder / CANCELLED).exists()
     state = "stopped" if cancelled else "succeeded" if status == 0 else "failed"
     return RayDriver(folder.name, command, state, status, age_s)
+
+
+def _exit_status(folder: Path) -> int | None:
+    """Return the exit status of a driver that has ended, or that will never begin."""
+    try:
+        return int((folder / "exit").read_text())
+    except (OSError, ValueError):
+        return STOPPED if (folder / CANCELLED).exists() and not (folder / "begun").exists() else None

@@ -5,6 +5,7 @@
     FOLDER/work/        the working directory as it was shipped; moved to PLACE where it runs as another user
     FOLDER/begun        once it has been started: it is never started twice
     FOLDER/exit         its exit status, once it has ended
+    FOLDER/cancelled    by the dispatcher: it is to end, or never to begin
     FOLDER/../logs/     output of all drivers, at most DRIVER_LOG_BYTES (`dispatcher/disk/logs.py`); the archive has it
 
 A driver has the highest score of the kernel's out-of-memory killer: the dispatcher beside it must live.
@@ -18,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -34,6 +36,7 @@ from spotfleet.storage import atomic, json_file
 log = logging.getLogger("spotfleet.ray")
 END_S = 5.0  # from SIGTERM to SIGKILL
 REST_S = 2.0  # for output that is still in the pipe, which a process of the driver may hold open
+AGAIN_S = 1.0  # before a status that could not be written is written again
 PIECE_BYTES = 1 << 16
 
 
@@ -50,14 +53,17 @@ class Drivers:
     def match(self, wanted: tuple[str, ...]) -> None:
         """Start the drivers that are new, and end those that are not wanted any more."""
         for folder in wanted:
-            if folder not in self._running and not (Path(folder) / "exit").exists():
-                self._start(Path(folder))  # or, after the loss of an earlier supervisor, record its end
+            try:
+                if folder not in self._running and not (Path(folder) / "exit").exists():
+                    self._start(Path(folder))  # or, after the loss of an earlier supervisor, record its end
+            except OSError as error:  # a full disk: the wish comes again, and its drains must not wait
+                log.error("driver %s: %s", folder, error)
         for folder in [f for f, p in self._running.items() if f not in wanted and p.poll() is None]:
             threading.Thread(target=_end, args=(self._running[folder],), daemon=True).start()
 
     def _start(self, folder: Path) -> None:
         if (folder / "begun").exists():
-            (folder / "exit").write_text(str(LOST))
+            _record(folder, LOST)
             return
         (folder / "begun").touch()
         try:
@@ -73,7 +79,7 @@ class Drivers:
         except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
             log.error("driver %s: %s", folder.name, error)
             self._keep(folder, 0, f"spotfleet: the script was not started: {error}\n".encode())
-            (folder / "exit").write_text("1")
+            _record(folder, 1)
             return
         self._running[str(folder)] = process
         threading.Thread(target=self._wait, args=(folder, process), daemon=True).start()
@@ -94,9 +100,13 @@ class Drivers:
         keeping.start()
         status = process.wait()
         keeping.join(REST_S)
-        part = folder / "exit.part"
-        part.write_text(str(status if status >= 0 else 128 - status))
-        atomic.rename(part, folder / "exit", sync=False)
+        while folder.exists():
+            try:
+                _record(folder, status if status >= 0 else 128 - status)
+                return
+            except OSError as error:  # a full disk: its user waits for the status
+                log.error("driver %s: %s", folder.name, error)
+                time.sleep(AGAIN_S)
 
     def _keep_output(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -115,6 +125,12 @@ class Drivers:
                 if not is_full(error):
                     raise
                 return at
+
+
+def _record(folder: Path, status: int) -> None:
+    part = folder / "exit.part"
+    part.write_text(str(status))
+    atomic.rename(part, folder / "exit", sync=False)
 
 
 def _begin(user: HeadUser | None) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from spotfleet.protocol.ray_cluster import LABEL, RayGang, RayNode, RayRequest, RayState
 
 CALL_S = 3.0  # limit of one call
+DRAIN_S = 1.0  # the same for a drain, which waits for the node's raylet
 
 
 class Gcs:
@@ -36,7 +37,7 @@ class Gcs:
         reason = (self._pb.DRAIN_NODE_REASON_IDLE_TERMINATION if idle_only
                   else self._pb.DRAIN_NODE_REASON_PREEMPTION)
         deadline_ms = 0 if idle_only else int((time.time() + left_s) * 1000)
-        done, refused = self._call(self._client.drain_node, node_id, reason, why, deadline_ms)
+        done, refused = self._call(self._client.drain_node, node_id, reason, why, deadline_ms, timeout=DRAIN_S)
         return "" if done else str(refused or "refused")
 
     def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:

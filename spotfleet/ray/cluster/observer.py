@@ -16,33 +16,50 @@ from spotfleet.protocol.ray_cluster import RayDrain, RayNode, RayState, RayWish
 from spotfleet.ray.cluster.gcs import Gcs
 
 POLL_S = 0.5
+AGAIN_S = 5.0  # before a node whose raylet does not answer is asked again
+EARLIER_S = 2.0  # a host's end that comes so much earlier is news
 
 
 class Drainer:
-    """Drains that are wanted, of which each is asked for until Ray has accepted it."""
+    """Drains that are wanted, of which each is asked for until Ray has accepted it, and again with an earlier end."""
 
     def __init__(self) -> None:
         self.wanted: dict[str, RayDrain] = {}  # by host
         self.releases: frozenset[str] = frozenset()
+        self._ends: dict[str, float] = {}  # node -> the end that Ray has accepted, monotonic
+        self._later: dict[str, float] = {}  # node whose raylet does not answer -> when it is asked again
 
     def ask(self, gcs: Gcs, nodes: tuple[RayNode, ...]) -> bool:
         """Drain the nodes of hosts that leave and do not drain yet; return whether one was drained.
 
         A node of a host that nobody takes at a given time is asked to end, which Ray refuses while something runs
-        there; then it drains as well, and goes on until that has ended.
+        there; then it drains as well, and goes on until that has ended. A node that drains already is asked again where
+        its host goes earlier than Ray knows.
         """
         changed = False
         for node in nodes:
-            if node.host in self.releases and node.host not in self.wanted and not node.draining:
-                changed |= not gcs.drain(node.node_id, "no task needs this host", 0.0, idle_only=True)
-            drain = self.wanted.get(node.host) if node.host else None
-            if drain is None or node.draining:
+            if time.monotonic() < self._later.get(node.node_id, 0.0):
                 continue
-            refused = gcs.drain(node.node_id, drain.why, drain.left_s, idle_only=True) if drain.idle_only else "busy"
-            if refused:
-                gcs.drain(node.node_id, drain.why, drain.left_s, idle_only=False)
-            changed = True
+            try:
+                changed |= self._ask(gcs, node)
+            except ConnectionError:  # the raylet does not answer, or the head, which `state` reports
+                self._later[node.node_id] = time.monotonic() + AGAIN_S
         return changed
+
+    def _ask(self, gcs: Gcs, node: RayNode) -> bool:
+        drain = self.wanted.get(node.host) if node.host else None
+        if drain is None:
+            released = node.host in self.releases and not node.draining
+            return released and not gcs.drain(node.node_id, "no task needs this host", 0.0, idle_only=True)
+        end = time.monotonic() + drain.left_s
+        known = self._ends.get(node.node_id, float("-inf") if drain.idle_only else float("inf"))
+        if node.draining and end > known - EARLIER_S:
+            return False
+        may_idle = drain.idle_only and not node.draining
+        if not may_idle or gcs.drain(node.node_id, drain.why, drain.left_s, idle_only=True):
+            gcs.drain(node.node_id, drain.why, drain.left_s, idle_only=False)
+        self._ends[node.node_id] = end
+        return True
 
 
 def _read(drainer: Drainer, news: threading.Event) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotfleet.agent.processes.zygote import modules_of
+from spotfleet.ray import drains
 from spotfleet.ray.installed import About, load_ray, own_python
 from spotfleet.ray.run.checkpoints import remove_work_folder
 
@@ -50,7 +51,8 @@ class TrainingActor:
         gpus = tuple(str(g) for g in ray.get_gpu_ids())
         node = ray.get_runtime_context().get_node_id()
         warm_s = time.monotonic() - self._begun
-        return About(node, ray.util.get_node_ip_address(), os.getpid(), ray.__version__, own_python(), gpus, warm_s)
+        return About(node, ray.util.get_node_ip_address(), os.getpid(), ray.__version__, own_python(), gpus,
+                     drains.visible_gpus(), warm_s)
 
     def place(self, env: dict[str, str]) -> None:
         """Take a worker's name, before the runtime is used. Without WORK it writes no checkpoint."""

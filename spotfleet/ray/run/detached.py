@@ -36,8 +36,10 @@ class CoordinatorActor:
     def __init__(self, params: ElasticParams, env: dict[str, str], verbose: int, discovery: HostSource | None) -> None:
         self._job = ElasticJob(params, env, verbose, discovery)
 
-    def begin(self, work: TrainingCall) -> None:
-        self._job.begin(work)
+    def begin(self, function: Any, args: Any, kwargs: Any) -> None:
+        """Train. The objects of the driver end with it, so workers that join later get those of this actor."""
+        ray = connected_ray()
+        self._job.begin(TrainingCall(*(ray.put(part) for part in (function, args, kwargs))))
 
     def progress(self, wait_s: float) -> RunProgress:
         """Wait up to `wait_s` for something new."""
@@ -52,8 +54,8 @@ class CoordinatorActor:
         over = self._job.ended.is_set() and self._job.logs.empty()
         return RunProgress(logs[-MOST_LOGS:], list(self._job.changes), self._job.result() if over else None)
 
-    def resize(self, min_workers: int | None, max_workers: int | None) -> None:
-        self._job.resize(min_workers, max_workers)
+    def resize(self, min_workers: int | None, max_workers: int | None) -> ElasticParams:
+        return self._job.resize(min_workers, max_workers)
 
     def standing(self) -> RunStatus:
         return self._job.standing()

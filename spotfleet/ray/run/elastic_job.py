@@ -21,10 +21,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from spotfleet.errors import SpotfleetError
+from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.membership import Change, Evicted, Ordered
 from spotfleet.protocol.messages import JOB_KEY, Stage
 from spotfleet.ray import drains
@@ -33,8 +33,8 @@ from spotfleet.ray.params import ElasticParams, HostSource
 from spotfleet.ray.run.actors import Outcome
 from spotfleet.ray.run.checkpoints import WORK, RunCheckpoints, newest, target_of, work_folder
 from spotfleet.ray.run.coordinator import JOB, Coordinator, Leaving, RunStatus, is_held_up
-from spotfleet.ray.run.pool import ActorPool, ActorSpec, CallEnded, Ready
-from spotfleet.ray.run.staffing import ActorStage, Cooldown, StaffMember, room_on, staff_change
+from spotfleet.ray.run.pool import ActorPool, ActorSpec, CallEnded, Ready, cannot_be_sent
+from spotfleet.ray.run.staffing import ActorStage, Cooldown, StaffMember, gpu_place, room_on, staff_change
 
 TICK_S = 0.05
 TEND_S = 0.1
@@ -42,6 +42,8 @@ DRAINS_EVERY_S = 0.25
 NODES_EVERY_S = 1.0
 UNLISTED_S = 30.0  # for workers on a node that the discovery lists no more
 LOSSES = 3  # for each worker wanted: losses in a row without a step that end the run
+BRING = 'have Ray bring it to the nodes: ray.init(runtime_env={"working_dir": "."})'
+PLAIN = "return plain data: numbers, texts, lists and dicts of them"
 NAME_CHARS = 12  # length of a node's id in worker names
 
 
@@ -145,7 +147,8 @@ class ElasticJob:
         found = newest(target) if target else None
         with self._lock:
             if self._work is not None and not self.ended.is_set():
-                raise SpotfleetError("the executor runs a function already", hint="wait for run() to return")
+                raise SpotfleetError("the executor runs a function already",
+                                     hint="result() waits for its end, shutdown() ends it")
             self._begin_run()
             address = self._ray.util.get_node_ip_address()
             self._coordinator = Coordinator(address, self._key, self._least, self._wanted(), self._wake.set,
@@ -159,11 +162,14 @@ class ElasticJob:
         assert self._end is not None
         return self._end
 
-    def resize(self, min_workers: int | None, max_workers: int | None) -> None:
+    def resize(self, min_workers: int | None, max_workers: int | None) -> ElasticParams:
+        """Change the limits; return the parameters with the new ones. UsageError for impossible ones."""
         with self._lock:
-            self._least = self._least if min_workers is None else min_workers
-            self._most = self._most if max_workers is None else max_workers
+            changed = replace(self.params, min_workers=self._least if min_workers is None else min_workers,
+                              max_workers=self._most if max_workers is None else max_workers)
+            self._least, self._most = changed.min_workers, changed.max_workers
         self._wake.set()
+        return changed
 
     def standing(self) -> RunStatus:
         with self._lock:
@@ -253,6 +259,10 @@ class ElasticJob:
             in_init = self._coordinator is not None and self._coordinator.report(actor.name).stage is Stage.INIT
             if event.result.blame_peer and in_init:
                 self._outside = actor.name, event.result
+        elif actor.name and (why := cannot_be_sent(event.error)):
+            what = "what the function returns, or it, or an argument cannot be sent between driver and worker"
+            error = UsageError(f"{what}: {why}", hint=BRING if "No module named" in why else PLAIN)
+            self._outcomes[actor.name] = Outcome(False, None, error, str(event.error))
         else:
             self._last_error = str(event.error or "").strip() or type(event.error).__name__
         self._drop(event.number)
@@ -287,9 +297,10 @@ class ElasticJob:
     def _train(self, number: int, actor: _Actor, coordinator: Coordinator) -> None:
         """Give an actor its worker's name, and its place among those of its node."""
         assert actor.about is not None and self._work is not None
-        gpu = actor.about.gpus[0] if len(actor.about.gpus) == 1 and self.params.gpus == 1 else ""
+        given = actor.about.gpus if self.params.gpus == 1 else ()
+        gpu, visible = gpu_place(given, actor.about.visible, self._gpus.get(actor.node, 0))
         taken = {a.slot for a in self._actors.values() if a.node == actor.node}
-        slot = int(gpu) if gpu.isdigit() else next(n for n in range(len(taken) + 1) if n not in taken)
+        slot = gpu if gpu is not None else next(n for n in range(len(taken) + 1) if n not in taken)
         host = actor.node[:NAME_CHARS]
         actor.slot, actor.name, actor.stage = slot, f"{host}/{slot}/{number}", ActorStage.RUNS
         coordinator.add(actor.name, host, slot)
@@ -298,9 +309,8 @@ class ElasticJob:
                "SPOTFLEET_WORKERS": f"{self._least}:{self._wanted()}"}
         if self.params.checkpoint_target:
             env[WORK] = work_folder(self._key)
-        if gpu.isdigit() and int(gpu) < self._gpus.get(actor.node, 0):
-            # Ray shows one GPU to each actor. Scripts and NCCL choose by the local rank among those of the host.
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(str(n) for n in range(self._gpus[actor.node]))
+        if visible:
+            env["CUDA_VISIBLE_DEVICES"] = visible
         self._pool.train(number, env, self._work.function, self._work.args, self._work.kwargs)
 
     # Nodes

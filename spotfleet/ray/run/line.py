@@ -2,10 +2,13 @@
 
     handshake (worker/handshake.py) --> first line names the worker --> reports | logged values --> EOF
 
-The first line of a connection is a report, or {"log_of": WORKER}; after the latter each line is one logged value, and
-is answered by one line: what `on_log` has returned, as JSON. Until then the worker's call does not return.
+The first line of a connection is a report, or {"log_of": WORKER, "sender": PID, "next": N}; after the latter each line
+is one logged value, the N-th of that process and those after it, and is answered by one line: what `on_log` has
+returned, as JSON. Until then the worker's call does not return. A value that comes again, over a new connection, gets
+the same answer.
 Orders are repeated each second: a machine that vanished acknowledges none, and the kernel ends the connection
 (`control.no_delay`). A worker in which one call holds Python's lock for long still acknowledges them.
+A connection without a first line is closed after HELLO_LIMIT_S, or when there are more than MOST_STRANGERS.
 
 Threads: one accepts, one for each connection. `send` may be called by any thread.
 """
@@ -15,7 +18,9 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from spotfleet.addresses import joined
@@ -23,7 +28,9 @@ from spotfleet.protocol.messages import WorkerOrders, WorkerReport, dump, load
 from spotfleet.worker.control import TCP, no_delay
 from spotfleet.worker.handshake import admit
 
-HELLO_LIMIT_S = 5.0
+HELLO_LIMIT_S = 5.0  # for the proof of the key and the first line
+MOST_STRANGERS = 512  # connections without that; for one more the oldest is closed
+SWEEP_S, GONE_S = 0.5, 0.05
 SEND_LIMIT_S = 1.0
 LINE_BYTES = 1 << 20
 
@@ -41,6 +48,8 @@ class ControlServer:
         self._lock = threading.Lock()
         self._peers: dict[str, socket.socket] = {}
         self._all: set[socket.socket] = set()
+        self._strangers: dict[socket.socket, float] = {}  # since when, oldest first
+        self._logged: dict[tuple[str, str], _Logged] = {}  # by worker and process
         self._closed = False
         threading.Thread(target=self._accept, name="spotfleet-line", daemon=True).start()
 
@@ -63,17 +72,32 @@ class ControlServer:
         self._listener.close()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed:
             try:
+                self._listener.settimeout(SWEEP_S if self._strangers else None)
                 sock, _ = self._listener.accept()
+            except TimeoutError:
+                self._cut_off()
+                continue
             except OSError:
-                return
+                time.sleep(GONE_S)  # closed; or the client has gone, or no descriptor is left
+                continue
             with self._lock:
                 if self._closed:
                     sock.close()
                     return
                 self._all.add(sock)
+                self._strangers[sock] = time.monotonic()
+            self._cut_off()
             threading.Thread(target=self._serve, args=(sock,), name="spotfleet-line", daemon=True).start()
+
+    def _cut_off(self) -> None:
+        """Close the connections of strangers that are late, and the oldest ones where there are too many."""
+        with self._lock:
+            late = [s for s, since in self._strangers.items() if time.monotonic() - since > HELLO_LIMIT_S]
+            crowd = list(self._strangers)[:max(0, len(self._strangers) - MOST_STRANGERS)]
+        for sock in {*late, *crowd}:
+            _shut(sock)
 
     def _serve(self, sock: socket.socket) -> None:
         worker = ""
@@ -83,8 +107,10 @@ class ControlServer:
             admit(sock, self._key)
             lines = _Lines(sock)
             first = lines.next()
+            with self._lock:
+                self._strangers.pop(sock, None)
             if "log_of" in (found := json.loads(first)):
-                self._logs(sock, lines, str(found["log_of"]))
+                self._logs(sock, lines, found)
                 return
             sock.setblocking(True)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_LIMIT_S))
@@ -104,21 +130,39 @@ class ControlServer:
         finally:
             self._forget(worker, sock)
 
-    def _logs(self, sock: socket.socket, lines: _Lines, worker: str) -> None:
+    def _logs(self, sock: socket.socket, lines: _Lines, first: dict[str, Any]) -> None:
         sock.setblocking(True)
+        worker, number = str(first["log_of"]), int(first.get("next", 0))
+        with self._lock:
+            logged = self._logged.setdefault((worker, str(first.get("sender"))), _Logged())
         while True:
-            answer = self._on_log(worker, json.loads(lines.next()))
+            value = json.loads(lines.next())
+            with logged.lock:  # an earlier connection may still wait for the answer to the same value
+                if number != logged.number:
+                    logged.answer, logged.number = self._on_log(worker, value), number
+                answer = logged.answer
+            number += 1
             sock.sendall(json.dumps(answer).encode() + b"\n")
 
     def _forget(self, worker: str, sock: socket.socket) -> None:
         with self._lock:
             self._all.discard(sock)
+            self._strangers.pop(sock, None)
             current = self._peers.get(worker) is sock
             if current:
                 del self._peers[worker]
         sock.close()
         if current:
             self._on_closed(worker)
+
+
+@dataclass
+class _Logged:
+    """The newest value of a process that was passed on, with the answer."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    number: int = -1
+    answer: Any = None
 
 
 class _Lines:

@@ -107,3 +107,18 @@ class ActorPool:
             self._wake()
 
         ref.future().add_done_callback(ended)
+
+
+def cannot_be_sent(error: BaseException | None) -> str:
+    """Return why Ray could not send a call's function, arguments or result; "" for any other error.
+
+    The call's process lives, and another one would fail in the same way. A lost object or connection is no such reason.
+    """
+    exceptions = connected_ray().exceptions
+    if not isinstance(error, exceptions.RayTaskError | exceptions.RaySystemError):
+        return ""
+    cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
+    if isinstance(cause, OSError | exceptions.ObjectLostError | exceptions.RayActorError):
+        return ""
+    lines = str(cause).strip().splitlines() or [""]
+    return f"{type(cause).__name__}: {lines[0]}"

@@ -68,6 +68,19 @@ class Cooldown:
             self.until = now + min(high, low * 2**min(doublings, 20))
 
 
+def gpu_place(given: Sequence[str], visible: Sequence[str], count: int) -> tuple[int | None, str]:
+    """Return the place of an actor's only GPU among those of its node, and CUDA_VISIBLE_DEVICES for them all.
+
+    Ray shows each actor its own GPU. Scripts and NCCL choose by the local rank among those of the host. None and "" for
+    an actor with another number of GPUs. `visible`: the ids that the node was limited to, which may be UUIDs; without
+    them it has `count`.
+    """
+    ids = list(visible) or [str(n) for n in range(count)]
+    if len(given) != 1 or given[0] not in ids:
+        return None, ""
+    return ids.index(given[0]), ",".join(ids)
+
+
 def room_on(resources: dict[str, float], cpus: float, gpus: float) -> int:
     """Return the number of workers that a node's resources hold."""
     by_cpu = int(resources.get("CPU", 0.0) / cpus + 1e-9)
