@@ -38,6 +38,16 @@ class RayGang:
 
 
 @dataclass(frozen=True)
+class RayTrial:
+    """A trial of Ray Tune over `spotfleet.ray.tune.elastic`."""
+
+    trial: str  # Tune's id
+    name: str
+    workers: int
+    hosts: dict[str, int] = field(default_factory=dict, hash=False)  # host -> millionths of it that its workers take
+
+
+@dataclass(frozen=True)
 class RayState:
     up: bool  # the head answers
     nodes: tuple[RayNode, ...] = ()  # alive ones
@@ -45,6 +55,31 @@ class RayState:
     gangs: tuple[RayGang, ...] = ()
     constraints: tuple[RayRequest, ...] = ()  # room that a program asked to keep (`request_cluster_resources`)
     problem: str = ""  # why it is not up
+    trials: tuple[RayTrial, ...] = ()
+
+
+# ---- from the trials of Ray Tune to the helper, as one value in the key-value store of Ray's GCS
+
+TRIALS_NAMESPACE, TRIALS_KEY = b"spotfleet", b"trials"
+
+
+@dataclass(frozen=True)
+class PlacedTrial:
+    """A trial, with the nodes on which its workers have their places."""
+
+    trial: str
+    name: str
+    nodes: dict[str, int] = field(default_factory=dict)  # id of a node -> workers there
+    cpus: float = 0.0  # CPUs of each worker
+    gpus: float = 0.0
+
+
+@dataclass(frozen=True)
+class PlacedTrials:
+    """All trials at one moment, written each second while there are any. One that is not repeated counts no more."""
+
+    beat: int
+    trials: tuple[PlacedTrial, ...] = ()
 
 
 # ---- between the dispatcher and the process that supervises the head, one JSON object per line each way

@@ -78,6 +78,20 @@ while not os.path.exists(sys.argv[2]):
     time.sleep(0.1)
 print("still", *ray.get([a.where.remote() for a in actors]), flush=True)
 """
+TRIAL = """
+import os, sys, time, ray
+from spotfleet.ray.tune.sizes import SizesClient, TrialClaim
+ray.init(logging_level="ERROR")
+nodes = {n["NodeID"]: 1 for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU")}
+claim = TrialClaim("t1", 1, len(nodes), atoms=len(nodes), run="1", name="train_t1", nodes=nodes)
+client = SizesClient()
+while not os.path.exists(sys.argv[1]):
+    client.claim(claim, 0, 0.0)
+    time.sleep(0.5)
+client.leave(claim)
+print("over", flush=True)
+time.sleep(3600)
+"""
 
 
 @dataclass
@@ -146,7 +160,7 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayStage]:
     top = tmp_path_factory.mktemp("fleet")
     home, work = top / "home", top / "work"
     work.mkdir()
-    for name, text in {"ring.yaml": FILE, "asks.py": ASKS, "wants.py": WANTS, "holds.py": HOLDS,
+    for name, text in {"ring.yaml": FILE, "asks.py": ASKS, "wants.py": WANTS, "holds.py": HOLDS, "trial.py": TRIAL,
                        "counting.py": COUNTING, "beside.py": "def square(x):\n    return x * x\n"}.items():
         (work / name).write_text(text)
     folders: list[Path] = []
@@ -274,6 +288,24 @@ def test_the_idle_host_is_given_back_and_the_bill_shows_it(ring: RayStage):
     decided = [e["hosts"] for e in ring.fleet.events() if e["kind"] == "DemandDecided" and e["group"] == "gpu"]
     assert decided == [1, 0]
     assert launch["request_id"] in ring.stage.cli("cost", "--by", "host").stdout
+
+
+def test_a_trial_of_tune_is_in_the_bill_as_a_part_of_the_cluster(ring: RayStage, enough: Path):
+    """From its claims, as its coordinator repeats them, to `cost`; tests/ray/test_elastic_trials.py has real trials."""
+    driver = ring.submit("trial.py", str(enough))
+    held = lambda: [e for e in ring.fleet.events() if e["kind"] == "TrialHeld"]  # noqa: E731
+    wait_for("the trial in the ledger", held, LIMIT_S)
+    time.sleep(3)
+    enough.touch()
+    wait_for("its end in the ledger", lambda: held()[-1]["workers"] == 0, LIMIT_S)
+    ring.fleet.ray.stop_driver(driver)
+    assert [(e["trial"], e["name"], e["workers"], list(e["hosts"].values())) for e in held()] == [
+        ("t1", "train_t1", 3, [10**6] * 3), ("t1", "train_t1", 0, [])]
+    found = json.loads(ring.stage.cli("cost", "-o", "json").stdout)
+    [trial], job = found["trials"], next(j for j in found["jobs"] if j["job"].startswith("ray"))
+    assert trial["slot_s"] >= 3 * 3 and 0 < trial["micros"] < job["micros"]
+    assert trial["micros"] + job["no_trial_micros"] == job["micros"]
+    assert "train_t1" in ring.stage.cli("cost").stdout
 
 
 def test_a_job_of_a_higher_priority_gets_a_host_of_ray_and_none_is_held_by_both(ring: RayStage):

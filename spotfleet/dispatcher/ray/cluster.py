@@ -19,6 +19,7 @@ from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.ray.drivers import DriverDesk
 from spotfleet.dispatcher.ray.head import HeadLink
 from spotfleet.dispatcher.ray.leaving import LeavingHost, LeavingHosts, kept
+from spotfleet.dispatcher.ray.trials import TrialLog
 from spotfleet.dispatcher.signal import wait_set
 from spotfleet.errors import NoCapacity, UsageError
 from spotfleet.model import RAY_KIND, JobSpec, RaySpec
@@ -60,6 +61,7 @@ class RayCluster:
         self._head = HeadLink(core.home / "ray.log", self._reported,
                               clouds=traits_of(core.boot.spec).machines is not Machines.HERE)
         self.drivers = DriverDesk(core)
+        self.trials = TrialLog()
         self._leaving = LeavingHosts()
         self._leave: list[LeavingHost] = []
         self._drains: tuple[RayDrain, ...] = ()
@@ -134,6 +136,7 @@ class RayCluster:
             self._due.set()
         self._releases, self._asked = frozenset(self._asked), set()
         self._wanted, self._drains = wanted, tuple(h.drain for h in self._leave)
+        self._core.journal.note(*self.trials.changes(wanted.job, self._core.ray_state, self._core.unix()))
         self.view = self._view()
 
     def release(self, host: str) -> bool:
@@ -231,4 +234,4 @@ def _departures(job: ManagedJob, views: Mapping[str, HostView],
 def _news(state: RayState) -> tuple:
     """Return what the loop reacts to."""
     return (state.up, state.problem, tuple((n.host, n.draining) for n in state.nodes), state.pending, state.gangs,
-            state.constraints)
+            state.constraints, state.trials)
