@@ -261,25 +261,6 @@ def test_a_command_can_be_ended(ring: RayStage):
     wait_for("its end", lambda: ring.fleet.ray.driver(driver).state == "stopped")
 
 
-def test_a_trial_of_tune_is_in_the_bill_as_a_part_of_the_cluster(ring: RayStage):
-    """From its claims, as its coordinator repeats them, to `cost`; tests/ray/test_elastic_trials.py has real trials."""
-    over = ring.stage.work / "over"
-    driver = json.loads(ring.stage.cli("ray", "submit", "-d", "-o", "json", "trial.py", str(over)).stdout)["driver"]
-    held = lambda: [e for e in ring.fleet.events() if e["kind"] == "TrialHeld"]  # noqa: E731
-    wait_for("the trial in the ledger", held, LIMIT_S)
-    time.sleep(3)
-    over.touch()
-    wait_for("its end in the ledger", lambda: held()[-1]["workers"] == 0, LIMIT_S)
-    ring.stage.cli("ray", "cancel", driver)
-    assert [(e["trial"], e["name"], e["workers"], list(e["hosts"].values())) for e in held()] == [
-        ("t1", "train_t1", 3, [10**6] * 3), ("t1", "train_t1", 0, [])]
-    found = json.loads(ring.stage.cli("cost", "-o", "json").stdout)
-    [trial], job = found["trials"], next(j for j in found["jobs"] if j["job"].startswith("ray"))
-    assert trial["slot_s"] >= 3 * 3 and 0 < trial["micros"] < job["micros"]
-    assert trial["micros"] + job["no_trial_micros"] == job["micros"]
-    assert "train_t1" in ring.stage.cli("cost").stdout
-
-
 def test_a_notice_drains_the_node_at_once_and_its_replacement_joins_before_it_goes(ring: RayStage, enough: Path):
     driver = ring.submit("holds.py", "3", str(enough))
     wait_for("actors", lambda: "on " in ring.output(driver), LIMIT_S)
@@ -307,6 +288,24 @@ def test_the_idle_host_is_given_back_and_the_bill_shows_it(ring: RayStage):
     decided = [e["hosts"] for e in ring.fleet.events() if e["kind"] == "DemandDecided" and e["group"] == "gpu"]
     assert decided == [1, 0]
     assert launch["request_id"] in ring.stage.cli("cost", "--by", "host").stdout
+
+
+def test_a_trial_of_tune_is_in_the_bill_as_a_part_of_the_cluster(ring: RayStage, enough: Path):
+    """From its claims, as its coordinator repeats them, to `cost`; tests/ray/test_elastic_trials.py has real trials."""
+    driver = ring.submit("trial.py", str(enough))
+    held = lambda: [e for e in ring.fleet.events() if e["kind"] == "TrialHeld"]  # noqa: E731
+    wait_for("the trial in the ledger", held, LIMIT_S)
+    time.sleep(3)
+    enough.touch()
+    wait_for("its end in the ledger", lambda: held()[-1]["workers"] == 0, LIMIT_S)
+    ring.fleet.ray.stop_driver(driver)
+    assert [(e["trial"], e["name"], e["workers"], list(e["hosts"].values())) for e in held()] == [
+        ("t1", "train_t1", 3, [10**6] * 3), ("t1", "train_t1", 0, [])]
+    found = json.loads(ring.stage.cli("cost", "-o", "json").stdout)
+    [trial], job = found["trials"], next(j for j in found["jobs"] if j["job"].startswith("ray"))
+    assert trial["slot_s"] >= 3 * 3 and 0 < trial["micros"] < job["micros"]
+    assert trial["micros"] + job["no_trial_micros"] == job["micros"]
+    assert "train_t1" in ring.stage.cli("cost").stdout
 
 
 def test_a_job_of_a_higher_priority_gets_a_host_of_ray_and_none_is_held_by_both(ring: RayStage):

@@ -15,6 +15,7 @@ from spotfleet.codec import to_json
 from spotfleet.dispatcher.disk.files import write_json
 from spotfleet.dispatcher.disk.logs import JobLogs
 from spotfleet.dispatcher.ray.drivers import DriverDesk
+from spotfleet.model import JobState
 from spotfleet.protocol.ray_cluster import DriverStart
 from spotfleet.ray.cluster import drivers as of_drivers
 from spotfleet.ray.cluster.account import HeadUser
@@ -78,12 +79,12 @@ def test_a_script_that_is_ended_before_it_has_begun_never_begins_and_keeps_nobod
     top = tmp_path / "job" / "drivers"
     submitted(top / "d1", "echo runs")
     (top / "d1" / "command").write_text("echo runs")
-    core = SimpleNamespace(jobs={"job": SimpleNamespace(folder=tmp_path / "job", state=SimpleNamespace(ended=False))})
+    core = SimpleNamespace(jobs={"j": SimpleNamespace(folder=tmp_path / "job", state=JobState.RUNNING)})
     desk = DriverDesk(core)
-    assert desk.wanted("job") == (str(top / "d1"),) and desk.status("job")[0].state == "running"
+    assert desk.wanted("j") == (str(top / "d1"),) and desk.status("j")[0].state == "running"
     desk.stop(top / "d1")
     for one in (desk, DriverDesk(core)):  # the next dispatcher, too
-        assert one.wanted("job") == () and one.status("job")[0].state == "stopped"
+        assert one.wanted("j") == () and one.status("j")[0].state == "stopped"
         assert one.read(top / "d1", 0) == (b"", 0, True)
 
 

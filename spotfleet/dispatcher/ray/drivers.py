@@ -72,15 +72,14 @@ class DriverDesk:
 
     @staticmethod
     def stop(folder: Path) -> None:
-        """Have a driver ended, also by a later dispatcher, unless it has ended. One that has not begun never does."""
+        """Have a driver ended, unless it has ended, also by a later dispatcher. One that has not begun never does."""
         if not (folder / "exit").exists():
             write_atomic(folder / CANCELLED, "")
 
     def read(self, folder: Path, offset: int) -> tuple[bytes, int, bool]:
         """Return output from `offset` on, the offset of what follows, and whether that is all there will be."""
         job = self._core.jobs.get(folder.parent.parent.name)
-        # Asked first, so that no output in between is missed.
-        ended = _exit_status(folder) is not None or job is None or job.state.ended
+        ended = job is None or job.state.ended or _exit_status(folder) is not None  # read before the output
         found = JobLogs(folder.parent / DRIVER_LOGS, DRIVER_LOG_BYTES).read(folder.name, offset)
         return found.data, found.next_offset, ended and found.next_offset == offset
 

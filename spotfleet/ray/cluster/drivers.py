@@ -35,8 +35,8 @@ from spotfleet.storage import atomic, json_file
 
 log = logging.getLogger("spotfleet.ray")
 END_S = 5.0  # from SIGTERM to SIGKILL
-AGAIN_S = 1.0  # before a status that could not be written is written again
 REST_S = 2.0  # for output that is still in the pipe, which a process of the driver may hold open
+AGAIN_S = 1.0  # before a status that could not be written is written again
 PIECE_BYTES = 1 << 16
 
 
