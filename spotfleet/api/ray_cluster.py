@@ -13,7 +13,7 @@ from secrets import token_hex
 from spotfleet.api.home import FleetRecord, Home
 from spotfleet.api.machine import Progress
 from spotfleet.api.train import inside, refuse_leaks, ship_working_directory
-from spotfleet.bundle import targets
+from spotfleet.bundle import scripts, targets
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.model import RAY_KIND, JobSpec, Role
 from spotfleet.plugins import Machines
@@ -102,9 +102,15 @@ class RayOnFleet:
         if not self.status().job:
             raise UsageError("no Ray cluster runs on this fleet", hint="start it with `spotfleet ray start`")
         words = list(words)
+        _refuse_habits(words[0])
         if words[0].endswith(".py"):
-            words = ["python", inside(Path(words[0]), Path(self._record.spec.workdir)), *words[1:]]
+            workdir = Path(self._record.spec.workdir)
+            words = ["python", inside(Path(words[0]), workdir), *words[1:]]
+            if lost := scripts.uncollected(scripts.read(workdir / words[1]), together=False):
+                progress(lost)
         shipped = ship_working_directory(self._home, self._record, self._secrets, self._client, progress)
+        for line in shipped.left_out:
+            progress(f"left out of the bundle: {line}")
         start = DriverStart(shlex.join(words), {**self._record.spec.envs, **(envs or {}), **self._secrets})
         return self._client.start_driver(shipped.sha256, start)
 
@@ -143,6 +149,31 @@ class RayOnFleet:
                                      hint="`spotfleet status` shows what it waits for")
             time.sleep(POLL_S)
         return job
+
+
+# Options of `ray job submit` and `ray submit`, with ours for the same purpose.
+HABITS = {
+    "--working-dir": "leave it out: the fleet's working directory (`workdir`) is always shipped",
+    "--no-wait": "-d returns at once",
+    "--runtime-env": "packages belong into `environment.packages` or `setup` of the fleet file, variables into -e K=V; "
+                     "a script may also give ray.init(runtime_env=...)",
+    "--entrypoint": "leave it out: the script runs beside the head, and takes no resources of the cluster",
+    "--address": "-c FLEET names the fleet", "--submission-id": "scripts are named d1, d2 ...",
+    "--start": "`spotfleet ray start` first", "--stop": "`spotfleet ray stop` afterwards",
+    "--tmux": "-d returns at once", "--screen": "-d returns at once",
+    "--port-forward": "`spotfleet port-forward PORT`", "-p": "`spotfleet port-forward PORT`",
+}
+
+
+def _refuse_habits(word: str) -> None:
+    """Raise UsageError for a cluster file or an option in the place of the script."""
+    if word.lower().endswith((".yaml", ".yml")):
+        raise UsageError(f"{word} is a YAML file, not a script",
+                         hint="`spotfleet ray submit SCRIPT.py`; -c FLEET names the fleet, where there are several")
+    if word.startswith("-"):
+        known = next((text for name, text in HABITS.items() if word.startswith(name)), "")
+        raise UsageError(f"ray submit has no option {word.partition('=')[0]}",
+                         hint=known or "`spotfleet ray submit --help` lists them; the script's own come after it")
 
 
 def _sells_gpus(record: FleetRecord) -> bool:

@@ -166,7 +166,10 @@ def remarks(facts: ScriptFacts, workers: int, launcher: str = "") -> list[str]:
     """
     lines = [f"it imports Horovod, in whose place hosts have spotfleet.train; hint: {found.advice}"
              for found in facts.horovod]
-    if facts.lacks_elastic_run and facts.together:
+    if "ray" in facts.packages:
+        lines.append("it imports ray: `train` starts it once for each slot, each outside of the fleet's Ray cluster; "
+                     f"hint: `spotfleet ray start`, then `spotfleet ray submit {facts.script}`")
+    elif facts.lacks_elastic_run and facts.together:
         lines.append("it calls hvd.init() and has no hvd.elastic.run: at each change of hosts all workers start anew, "
                      f"from a checkpoint of its own; hint: {ELASTIC_HINT}")
     elif facts.lacks_elastic_run and workers > 1:

@@ -61,12 +61,14 @@ from spotfleet.fleet.domain.events import (
     TargetChanged,
     TerminateIntended,
     TokenRevoked,
+    TrialHeld,
     event_from_json,
 )
 from spotfleet.model import BootStages, CloudState, JobState, Nodes, PolicySpec, Role, Run
 from spotfleet.words import clock, counted, dollars, harmless
 
-ROUTINE = ("PriceChanged", "RatesStamped", "JobProgress")  # come every few seconds, for the bill; shown with --all
+# These come every few seconds, for the bill; shown with --all.
+ROUTINE = ("PriceChanged", "RatesStamped", "JobProgress", "TrialHeld")
 PREEMPTED = {"drained": "preempted (drained in time)", "not": "preempted (not drained in time)"}  # "not drained ..."
 FEW = 5  # names in a line
 WIDTH = 10  # width of a line's subject, so that most lines are aligned
@@ -252,6 +254,13 @@ def _listed(event: HostListed) -> str:
             return f"has ended {_billed(event.runs)}" + _because(event.why) + unlisted
 
 
+def _trial(event: TrialHeld) -> str:
+    name = event.name or event.trial
+    if not event.hosts:
+        return f"trial {name} has no worker any more"
+    return f"trial {name} has {counted(event.workers, 'worker')} on {', '.join(sorted(event.hosts))}"
+
+
 def _of_job(event: Event) -> str:
     match event:
         case JobSubmitted():
@@ -284,6 +293,8 @@ def _of_job(event: Event) -> str:
                         "no worker runs the script or command any more")
             run = "run" if len(event.workers) > 1 else "runs"
             return f"{counted(len(event.workers), 'worker')} on {_hosts(event.workers)} {run} {event.why}"
+        case TrialHeld():
+            return _trial(event)
         case JobProgress():
             return f"at step {event.version}" + (f", {event.step_s * 1e3:.1f} ms per step" if event.step_s else "")
         case StepExplained():

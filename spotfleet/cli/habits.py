@@ -26,8 +26,24 @@ OURS = {
            f"{name} ...` runs {name} itself on N hosts" for name in LAUNCHERS}
 
 
+RAYS = {  # after `spotfleet ray`
+    "up": "`spotfleet up FILE` with `ray: true` in it, then `spotfleet ray start`; for a file of Ray: `convert`",
+    "down": "`spotfleet ray stop` ends the Ray cluster, `spotfleet down` the whole fleet",
+    "job": "`spotfleet ray submit SCRIPT.py` or `submit -- COMMAND`; then `status`, `logs` and `cancel`",
+    "exec": "`spotfleet ray submit -- COMMAND`", "run": "`spotfleet ray submit SCRIPT.py`",
+    "attach": "`spotfleet ray submit -- COMMAND` runs beside the head; `spotfleet ssh HOST` is a shell on a host",
+    "monitor": "`spotfleet ray status`; `spotfleet events -w` has each decision", "list": "`spotfleet ray status`",
+    "jobs": "`spotfleet ray status`", "summary": "`spotfleet ray status`", "nodes": "`spotfleet ray status`",
+    "dashboard": "`spotfleet port-forward 8265`, with ray[default] among `environment.packages`",
+    "memory": "`spotfleet ray submit -- ray memory`", "timeline": "`spotfleet ray submit -- ray timeline`",
+    "drain-node": "`spotfleet chaos preempt HOST` drains a host as a notice does",
+}
+
+
 def hint(argv: list[str], message: str) -> str:
     """Return what to type instead of a command that does not exist here; "" if that is not known."""
+    if argv[:1] == ["ray"] and len(argv) > 1:
+        return RAYS.get(argv[1], "") if message.startswith("No such command") else ""
     if argv[:2] == ["jobs", "launch"]:
         return OURS["spot"]
     return OURS.get(argv[0], "") if argv and message.startswith("No such command") else ""

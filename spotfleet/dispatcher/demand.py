@@ -40,6 +40,7 @@ NOT_REPORTED = RayState(False, problem="the head has not reported yet")
 MEMORY_SHARE = 0.7  # part of a machine's memory that tasks get: the rest is for Ray's objects and the system
 UNKNOWN = 1e6  # CPUs of a machine whose size is not known: one host of it is tried for whatever waits
 AGAIN_S = 1.0  # between two looks at the same observation, for hosts that are not in the cluster
+ASKED_S = 10.0  # a node that has gone so soon after its release was asked for has been released
 
 
 class DemandController:
@@ -51,6 +52,7 @@ class DemandController:
         self._core, self._machines, self._release = core, machines, release
         machines.groups.refresh = self.refresh
         self._recent = RecentStates()
+        self._asked: dict[str, tuple[str, float]] = {}  # host -> why and when its release was asked for, monotonic
         self._unseen: dict[str, float] = {}  # host -> since when the cluster has had no node of it, monotonic
         self._shapes: dict[str, Shape] = {}  # group -> one host of it, as its nodes are or were
         self._written: dict[str, int] = {}  # group -> hosts of the last event
@@ -68,11 +70,27 @@ class DemandController:
         plan, core = self._plan, self._core
         if plan is None:
             return
-        for host, why in plan.ends:
-            if host not in core.drains and self._release(host):
+        now = time.monotonic()
+        ends = {**self._released(now), **dict(plan.ends)}
+        for host, why in ends.items():
+            if host in core.drains:
+                continue
+            if self._release(host):
                 core.drains[host] = why
                 core.tick_soon()
+            else:
+                self._asked[host] = why, now
         self.refresh()
+
+    def _released(self, now: float) -> dict[str, str]:
+        """Return the hosts whose nodes Ray has ended since it was asked to. Their raylets start no other node, and the
+        plan, which counts their idle time anew, does not name them."""
+        self._asked = {h: (why, at) for h, (why, at) in self._asked.items() if now - at < ASKED_S}
+        state = self._core.ray_state
+        if state is None or not state.up:
+            return {}
+        here = {n.host for n in state.nodes if not n.draining}
+        return {h: why for h, (why, _) in self._asked.items() if h not in here}
 
     def refresh(self) -> None:
         """Follow the newest state and the hosts that there are now, and record what changes.

@@ -59,6 +59,7 @@ from spotfleet.fleet.domain.events import (
     JobSubmitted,
     ScriptsRan,
     TakenOver,
+    TrialHeld,
 )
 from spotfleet.fleet.domain.state import failing
 from spotfleet.membership.schedule import Allocation, HostRoom
@@ -73,8 +74,8 @@ REST = 3.0  # the pause after a step, in durations of that step: leaves time for
 SETTLE_S = 15.0
 ASK_S = 60.0  # the same, while agents are asked for jobs or secrets that this disk has lost
 # The kinds from which a start takes anything that `FleetState` lacks. The others make up most of a long ledger.
-READ_AT_START = (JobSubmitted, JobChanged, GenerationFormed, ScriptsRan, JobsPruned, DownDecided, HostDraining,
-                 TakenOver, HistoryLost, FileDamaged)
+READ_AT_START = (JobSubmitted, JobChanged, GenerationFormed, ScriptsRan, TrialHeld, JobsPruned, DownDecided,
+                 HostDraining, TakenOver, HistoryLost, FileDamaged)
 SILENCE_S = 3.0  # an agent that is disconnected for less keeps its host's place in the schedule
 
 
@@ -113,6 +114,7 @@ class Dispatcher:
         self.desk = JobDesk(core, names, bundles, policy, self.shutdown, self.retention, lambda: self.machines.waits)
         self.desk.last_known = max(map(jobfile.number_of, known), default=0)
         self.ray = RayCluster(core)
+        self.ray.trials.load(past)
         self.desk.prepared = self.ray.prepared
         self.demand = DemandController(core, self.machines, self.ray.release)
         self.maintenance = CheckpointMaintenance(core.jobs.values, replica, core.step_soon, self.desk.checkpoint_kept)

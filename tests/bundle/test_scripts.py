@@ -203,6 +203,15 @@ def test_the_files_of_the_examples_are_collected():
     assert [scripts.uncollected(read(examples / name), False) for name in ("digits.py", "gpt.py")] == ["", ""]
 
 
+@pytest.mark.parametrize("source", ["import ray\nray.init()\n", "from ray import tune\n"])
+def test_a_script_for_a_ray_cluster_is_pointed_there_with_one_worker_too(tmp_path, source):
+    (tmp_path / "train.py").write_text(source)
+    for workers in (1, 4):
+        assert remarks(read(tmp_path / "train.py"), workers) == [
+            "train.py: it imports ray: `train` starts it once for each slot, each outside of the fleet's Ray cluster; "
+            "hint: `spotfleet ray start`, then `spotfleet ray submit train.py`"]
+
+
 DDP = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
 
 

@@ -30,6 +30,12 @@ def test_up_shows_plan_and_reasons_first_then_progress_then_the_next_command(use
     assert len(user.workers()) == 3
 
 
+def test_a_fleet_for_ray_is_followed_by_the_start_of_ray(user):
+    user.write("fleet.yaml", (user.work / "fleet.yaml").read_text() + "ray: true\n")
+    assert user.ok("up fleet.yaml -y").err.splitlines()[-3:] == [
+        "next: spotfleet ray start", "      spotfleet train SCRIPT.py", "      spotfleet down digits"]
+
+
 def test_the_plan_says_what_ends_the_machines_when_nobody_does(user):
     assert "hosts end themselves 1h00m after losing contact with the dispatcher" in user.ok("up fleet.yaml --plan").out
     more = (user.work / "fleet.yaml").read_text() + "orphan_after: 90s\nmax_lifetime: 12h\n"

@@ -22,7 +22,7 @@ cluster_name: My_Cluster
 max_workers: 4
 upscaling_speed: 1.0
 idle_timeout_minutes: 5
-docker: {image: "rayproject/ray:latest-gpu", container_name: c}
+docker: {image: "own/image:latest-gpu", container_name: c}
 provider: {type: aws, region: us-west-2, availability_zone: "us-west-2a,us-west-2b", cache_stopped_nodes: true}
 auth: {ssh_user: ec2-user, ssh_private_key: ~/.ssh/key.pem}
 head_node_type: head
@@ -71,9 +71,10 @@ def test_a_cluster_file_of_ray_becomes_a_fleet_whose_head_is_the_dispatcher():
         140, "ami-0a1b2c3d4e5f67890", "ec2-user")
     assert found.setup.endswith("\npip install torch\npip install x\nnvidia-smi\n") and found.autostop.idle_s == 300
     assert data["aws"]["networks"] == {"us-west-2": {"security_groups": ["sg-0a1b2c3d4e5f67890"]}}
-    assert found.file_mounts == {"/data": "/data"} and found.container.image == "rayproject/ray:latest-gpu"
+    assert found.file_mounts == {"/data": "/data"} and found.container.image == "own/image:latest-gpu"
     assert {line.partition(":")[0] for line in left_out} == {
-        "docker.container_name", "upscaling_speed", "auth.ssh_private_key", "provider.cache_stopped_nodes",
+        "docker.container_name", "docker.image", "head",
+        "upscaling_speed", "auth.ssh_private_key", "provider.cache_stopped_nodes",
         "rsync_exclude", "head_setup_commands", "head_start_ray_commands", "worker_start_ray_commands",
         "available_node_types.worker.node_config.SubnetIds"}
 
@@ -109,7 +110,7 @@ available_node_types:
     assert (data["container"], data["nodes"]) == ("own", {"min": 0, "max": 3})
     assert data["setup"].splitlines()[1:] == ["echo a", "echo own"]
     assert data["gcp"] == {"disk": 70, "image": "projects/p/global/images/family/f"}
-    assert [line.partition(":")[0] for line in left_out] == ["docker.head_image"]
+    assert [line.partition(":")[0] for line in left_out] == ["docker.head_image", "docker.image", "head"]
 
 
 def test_a_cluster_file_of_ray_asks_for_ray_unless_its_workers_have_an_image():
@@ -118,13 +119,81 @@ def test_a_cluster_file_of_ray_asks_for_ray_unless_its_workers_have_an_image():
     assert "ray" not in converted(text + "docker: {image: own}\n")[0]
 
 
-def test_a_head_type_of_ray_that_may_have_workers_is_one_of_their_types():
-    data, _ = converted("cluster_name: a\nmax_workers: 9\nprovider: {type: aws, region: us-east-1}\n"
-                        "head_node_type: h\navailable_node_types:\n"
-                        "  h: {max_workers: 2, node_config: {InstanceType: m5.large}}\n"
-                        "  w: {max_workers: 3, node_config: {InstanceType: c5.large}}\n")
-    assert sorted(one["instance_type"] for one in data["resources"]["any_of"]) == ["c5.large", "m5.large"]
-    assert data["nodes"]["max"] == 5 and data["dispatcher"] == {"instance_type": "m5.large"}
+@pytest.mark.parametrize("image", ["rayproject/ray:2.9.0-gpu", "docker.io/rayproject/ray-ml:latest", "rayproject/ray"])
+def test_rays_own_image_becomes_ray_on_the_hosts(image: str):
+    data, left_out = converted("cluster_name: a\nprovider: {type: aws, region: us-east-1}\n"
+                               f"docker: {{image: \"{image}\"}}\nworker_nodes: {{InstanceType: c5.xlarge}}\n")
+    assert "container" not in data and spec(data).ray is not None
+    assert left_out == (f"docker.image: {image} is Ray itself: hosts get Ray by `ray`; install its other packages by "
+                        "`setup`",)
+
+
+TYPES = """
+cluster_name: several-types-of-workers-with-long-name
+max_workers: 6
+idle_timeout_minutes: 2
+provider: {type: aws, region: us-west-2, availability_zone: "us-west-2a,us-west-2b"}
+head_node_type: head
+available_node_types:
+  head: {max_workers: 1, node_config: {InstanceType: m5.large}}
+  ray.worker.cpu: {min_workers: 1, resources: {CPU: 4, Disk: 1}, node_config: {InstanceType: m5.xlarge}}
+  never: {max_workers: 0, node_config: {InstanceType: m5.8xlarge}}
+  gpu_worker_of_8:
+    max_workers: 2
+    resources: {GPU: 8, "accelerator_type:V100": 1}
+    node_config: {InstanceType: p3.16xlarge, InstanceMarketOptions: {MarketType: spot}}
+"""
+
+
+def test_types_of_ray_become_groups_so_that_a_task_gets_hosts_that_it_fits_on():
+    data, left_out = converted(TYPES)
+    found = spec(data)
+    groups = {group.name: group for group in found.groups}
+    assert {name: group.nodes for name, group in groups.items()} == {
+        "workercpu": Nodes(1, 1, 6, 120.0), "gpuworkerof8": Nodes(0, 2, 2, 120.0), "head": Nodes(0, 1, 1, 120.0)}
+    assert [(n.zone, n.instance_type, n.use_spot) for n in groups["gpuworkerof8"].any_of] == [
+        ("us-west-2a", "p3.16xlarge", True), ("us-west-2b", "p3.16xlarge", True)]
+    assert found.name == "several-types-of-workers-wi" and found.dispatcher.instance_type == "m5.large"
+    assert {line.partition(":")[0]: line for line in left_out} == {
+        "available_node_types.ray.worker.cpu.resources":
+            "available_node_types.ray.worker.cpu.resources: hosts offer what their machines have, and none of Disk: "
+            "tasks that ask for it would wait for ever",
+        "max_workers": "max_workers: a group has its own: `spotfleet ray start --hosts 1:6` gives Ray at most 6 hosts "
+                       "of all groups",
+        "head": "head: m5.large becomes the dispatcher's machine, on which Ray runs no task: for a small one leave "
+                "`dispatcher` out"}
+
+
+def test_a_head_of_ray_without_workers_is_the_host_that_does_the_work():
+    data, left_out = converted("cluster_name: a\nmax_workers: 0\nprovider: {type: aws, region: us-east-1}\n"
+                               "head_node_type: h\navailable_node_types:\n"
+                               "  h: {node_config: {InstanceType: p3.2xlarge, EbsOptimized: true}}\n")
+    found = spec(data)
+    assert (found.nodes, found.any_of) == (
+        Nodes(1, 1, 1), (Need("us-east-1", instance_type="p3.2xlarge", use_spot=False),))
+    assert "dispatcher" not in data and [line.partition(":")[0] for line in left_out] == [
+        "head_node_type", "available_node_types.h.node_config.EbsOptimized"]
+
+
+def test_a_fleet_for_ray_begins_with_the_workers_that_ray_would_begin_with():
+    text = "cluster_name: a\nmin_workers: 1\nmax_workers: 4\nprovider: {type: aws, region: us-east-1}\n"
+    assert spec(converted(text)[0]).nodes == Nodes(1, 1, 4)
+    assert converted("cluster_name: a\nprovider: {type: aws, region: us-east-1}\n")[0]["nodes"] == {"min": 0, "max": 2}
+    assert spec(converted(text + "docker: {image: own}\n")[0]).nodes == Nodes(1, 4, 4)
+
+
+def test_types_of_ray_with_an_image_are_alternatives_for_jobs():
+    data, _ = converted(TYPES + "docker: {image: own}\n")
+    assert "groups" not in data and "ray" not in data
+    assert {one["instance_type"] for one in data["resources"]["any_of"]} >= {"m5.xlarge", "p3.16xlarge"}
+
+
+def test_groups_of_types_with_similar_names_have_different_names():
+    types = "".join(f"  {kind}: {{node_config: {{InstanceType: m5.large}}}}\n"
+                    for kind in ("ray.worker.default", "worker_default_2", "4cpus", "d", "worker.defaults"))
+    data, _ = converted("cluster_name: a\nprovider: {type: aws, region: us-east-1}\navailable_node_types:\n" + types)
+    assert {group.name for group in spec(data).groups} == {
+        "workerdefaul", "workerdefau2", "g4cpus", "d2", "workerdefau3"}
 
 
 def test_an_older_cluster_file_and_one_of_machines_that_exist():

@@ -99,6 +99,24 @@ def test_an_idle_host_leaves_once_ray_has_accepted_that_and_not_before():
     assert scene.core.drains == {"h-0": "idle for 7 min, and no task needs it"}
 
 
+def test_a_host_leaves_although_ray_has_ended_its_node_before_the_next_look(monkeypatch: pytest.MonkeyPatch):
+    scene = Scene(2)
+    monkeypatch.setattr(demand_module.time, "monotonic", lambda: 50.0)
+    scene.look(RayState(True, (idle("h-0"), idle("h-1", 10.0))))
+    scene.accepts = {"h-0"}
+    scene.look(RayState(True, (idle("h-1", 11.0),)))
+    assert scene.core.drains == {"h-0": "idle for 7 min, and no task needs it"}
+
+
+def test_a_host_whose_node_ends_long_after_ray_has_refused_its_release_stays(monkeypatch: pytest.MonkeyPatch):
+    scene, now = Scene(2), [50.0]
+    monkeypatch.setattr(demand_module.time, "monotonic", lambda: now[0])
+    scene.look(RayState(True, (idle("h-0"), idle("h-1", 10.0))))
+    scene.accepts, now[0] = {"h-0"}, 50.0 + demand_module.ASKED_S
+    scene.look(RayState(True, (idle("h-1", 11.0),)))
+    assert scene.core.drains == {}
+
+
 def test_the_cluster_keeps_its_hosts_and_gets_none_while_its_head_has_not_reported():
     scene = Scene(2)
     assert scene.look(None) == 2

@@ -44,20 +44,25 @@ class TestCluster:
 
         self.ray = ray
         self._args = {"node_ip_address": ADDRESS, "object_store_memory": 80 << 20, "include_dashboard": False}
-        self._cluster = Cluster(initialize_head=True, head_node_args={**self._args, "num_cpus": 0},
-                                shutdown_at_exit=False)
+        head = {**self._args, "num_cpus": 0, "include_log_monitor": False, "no_monitor": True}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=False)
         self.nodes: list[Any] = []
         for _ in range(NODES):
-            self.add()
+            self.add(wait=False)
+        self._cluster.wait_for_nodes(LIMIT_S)
         ray.init(self._cluster.address, _node_ip_address=ADDRESS, log_to_driver=False, logging_level="ERROR")
 
     @property
     def address(self) -> str:
         return self._cluster.address
 
-    def add(self, cpus: int = 1, gpus: int = 0) -> Any:
+    @property
+    def head(self) -> Any:
+        return self._cluster.head_node
+
+    def add(self, cpus: int = 1, gpus: int = 0, *, wait: bool = True) -> Any:
         args = {k: v for k, v in self._args.items() if k != "include_dashboard"}
-        self.nodes.append(self._cluster.add_node(num_cpus=cpus, num_gpus=gpus, **args))
+        self.nodes.append(self._cluster.add_node(wait=wait, num_cpus=cpus, num_gpus=gpus, **args))
         return self.nodes[-1]
 
     def whole(self) -> None:

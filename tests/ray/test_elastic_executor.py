@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -169,14 +170,15 @@ def leaves() -> None:
     os._exit(7)
 
 
-def test_an_error_of_the_function_arrives_with_its_own_traceback(cluster, shut_down):
+def test_an_error_of_the_function_arrives_with_its_own_traceback(cluster, shut_down, monkeypatch):
     executor = shut_down(ElasticExecutor(min_workers=1, max_workers=1))
     executor.start()
     with pytest.raises(ValueError, match="no data for step 7 on rank 0") as failed:
         executor.run(fails, kwargs={"step": 7})
     assert "in fails" in str(failed.value.__cause__) and "raise ValueError" in str(failed.value.__cause__)
     # a process that ends by itself is started again, and not for ever
-    with pytest.raises(SpotfleetError, match="3 workers in a row have ended without a step"):
+    monkeypatch.setattr(elastic_job, "LOSSES", 2)
+    with pytest.raises(SpotfleetError, match="2 workers in a row have ended without a step"):
         executor.run(leaves)
     # and each run has fresh processes
     assert executor.run(about_itself)[0]["checked"] is None
@@ -200,7 +202,7 @@ def about_itself() -> dict[str, Any]:
     return {"main": threading.current_thread() is threading.main_thread(), "omp": os.environ.get("OMP_NUM_THREADS"),
             "given": os.environ.get("GIVEN"), "torch": "torch" in sys.modules, "pid": os.getpid(),
             "checked": os.environ.get("CHECKED"), "key": "SPOTFLEET_JOB_KEY" in os.environ,
-            "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
+            "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "frozen": gc.get_freeze_count() > len(gc.get_objects())}
 
 
 def about_gpus() -> tuple[str | None, str | None]:
@@ -216,7 +218,8 @@ def test_functions_run_in_the_main_thread_with_the_environment_set_before_torch(
     executor.start(extra_env_vars={"GIVEN": "1", "OMP_NUM_THREADS": "3"})
     found = executor.run(about_itself)
     assert len({f.pop("pid") for f in found}) == 2 and not any(f.pop("gpus") for f in found)
-    assert found == 2 * [{"main": True, "omp": "3", "given": "1", "torch": True, "checked": None, "key": True}]
+    assert found == 2 * [{"main": True, "omp": "3", "given": "1", "torch": True, "checked": None, "key": True,
+                          "frozen": True}]
     assert executor.run(exits) == [None, None]  # the end by sys.exit(0) is an end, not a loss
 
 
@@ -337,7 +340,7 @@ def test_a_module_that_the_nodes_do_not_have_travels_with_its_function(cluster, 
     # and a node with another version is named, also where it joins late
     monkeypatch.setattr(elastic_job, "own_python", lambda: "3.99")
     monkeypatch.setattr(static_job, "own_python", lambda: "3.99")
-    elastic = shut_down(ElasticExecutor(min_workers=1, cpus_per_worker=0.5))
+    elastic = shut_down(ElasticExecutor(min_workers=1, max_workers=1, cpus_per_worker=0.5))
     elastic.start()
     with pytest.raises(UsageError, match=r"node \w+ \(127.0.0.2\) has Python 3.\d+, and the driver 3.99"):
         elastic.run(about_itself)
@@ -367,10 +370,12 @@ def test_a_module_is_sent_by_value_while_anybody_needs_it_and_as_the_user_has_se
 
 def test_each_worker_sees_all_gpus_of_its_node_and_chooses_by_its_local_rank(cluster, shut_down, monkeypatch):
     """Ray shows an actor its own GPU alone. The GPUs are invented: Ray counts them, and nobody uses them."""
+    with pytest.raises(UsageError, match="no node of the cluster has a GPU"):
+        ElasticExecutor(min_workers=1, use_gpu=True).start()
     with monkeypatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "4,5")  # those of the machine that its raylet may use
-        node = cluster.add(cpus=2, gpus=2)
-    executor = shut_down(ElasticExecutor(min_workers=2, max_workers=2, use_gpu=True))
+        node = cluster.add(gpus=2)
+    executor = shut_down(ElasticExecutor(min_workers=2, max_workers=2, cpus_per_worker=0.5, use_gpu=True))
     executor.start()
     try:
         found = executor.run(about_gpus)
@@ -378,22 +383,19 @@ def test_each_worker_sees_all_gpus_of_its_node_and_chooses_by_its_local_rank(clu
     finally:
         executor.shutdown()
         cluster.lose(node)
-        eventually(lambda: not any(n["Alive"] and n["NodeID"] == node.node_id for n in cluster.ray.nodes()))
 
 
 def test_more_fixed_workers_than_the_cluster_has_room_for(cluster, shut_down):
-    settings = RayExecutor.create_settings(placement_group_timeout_s=3)
-    with pytest.raises(SpotfleetError, match=r"of 2 workers were placed within 3 s; the cluster has room for 0"):
+    settings = RayExecutor.create_settings(placement_group_timeout_s=1)
+    with pytest.raises(SpotfleetError, match=r"of 2 workers were placed within 1 s; the cluster has room for 0"):
         shut_down(RayExecutor(settings, num_workers=2, cpus_per_worker=2)).start()
 
 
 def test_a_cluster_that_is_too_small_is_waited_for_and_then_named(cluster, shut_down):
-    executor = shut_down(ElasticExecutor(min_workers=2, cpus_per_worker=2, elastic_timeout=3))
+    executor = shut_down(ElasticExecutor(min_workers=2, cpus_per_worker=2, elastic_timeout=1))
     executor.start()
-    with pytest.raises(SpotfleetError, match=r"no training for elastic_timeout \(3 s\): .*room for 0 of 2 workers"):
+    with pytest.raises(SpotfleetError, match=r"no training for elastic_timeout \(1 s\): .*room for 0 of 2 workers"):
         executor.run(about_itself)
-    with pytest.raises(UsageError, match="no node of the cluster has a GPU"):
-        ElasticExecutor(min_workers=1, use_gpu=True).start()
 
 
 DRIVER = """
@@ -421,6 +423,9 @@ def test_a_detached_run_outlives_its_driver(cluster, shut_down, tmp_path):
     eventually(lambda: all(rows[-1][0] > ended + 3 for rows in steps(tmp_path).values()))
     executor = shut_down(ElasticExecutor.attach("nightly"))
     assert executor.status().phase == "running" and len(executor.status().members) == 2
+    first = set(steps(tmp_path))  # a replacement gets the function although its driver is gone
+    os.kill(min(first), signal.SIGKILL)
+    eventually(lambda: steps(tmp_path).keys() - first)
     with pytest.raises(UsageError, match="'nightly' exists already"):
         ElasticExecutor(detached="nightly").start()
     with pytest.raises(UsageError, match="max_workers is 1 and min_workers is 2"):
@@ -437,7 +442,7 @@ def test_a_detached_run_outlives_its_driver(cluster, shut_down, tmp_path):
 
 def test_hosts_that_come_and_go_at_random_repeat_no_step(cluster, shut_down, tmp_path):
     settings = ElasticRayExecutor.create_settings(min_np=1, max_np=3)
-    settings.discovery = TestDiscovery(min_hosts=1, max_hosts=3, change_frequency_s=3, seed=5)
+    settings.discovery = TestDiscovery(min_hosts=1, max_hosts=3, change_frequency_s=2, seed=5)
     executor = shut_down(ElasticRayExecutor(settings, override_discovery=False))
     executor.start()
     run = Run(executor, tmp_path)

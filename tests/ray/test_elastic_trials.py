@@ -15,6 +15,9 @@ import psutil
 import pytest
 
 from spotfleet.errors import UsageError
+from spotfleet.protocol.messages import load
+from spotfleet.protocol.ray_cluster import PlacedTrials
+from spotfleet.ray.cluster.gcs import Gcs
 from spotfleet.ray.tune import DistributedTrainableCreator, GrowBest, SizesClient, elastic, resize
 from spotfleet.ray.tune.sizes import NAME, NAMESPACE
 from spotfleet.version import install
@@ -119,15 +122,20 @@ def test_a_trial_grows_and_shrinks_live_and_twenty_resizes_leak_no_actor(cluster
     """Rank 0 goes on in its process while the others come and go, and no step is made twice. The trial's own growth
     schedule makes the first change."""
     flips: list[int] = []
+    left: list[int] = []  # processes of workers after the last resize, while the trial trains
+    gcs, placed = Gcs(cluster.address), []
 
     def act(trial_id: str, rows: list[dict[str, Any]]) -> None:
+        placed.extend(load(PlacedTrials, gcs.trials() or b"{}").trials)
         if len(rows) == 2:  # another actor takes over with what the trial claims
             cluster.ray.kill(cluster.ray.get_actor(NAME, namespace=NAMESPACE))
         elif len(flips) < 20 and any(r["size"] == 2 for r in rows):
             flips.append(2 - len(flips) % 2)
             assert resize(trial_id, flips[-1]) == flips[-1]
         elif len(flips) == 20 and rows[-1]["size"] == 1:
-            (tmp_path / "over").touch()
+            left.append(len(workers(cluster)))
+            if left[-1] == 1 or len(left) == 500:
+                (tmp_path / "over").touch()
 
     seen = watcher(act)
     space = {"steps": 10**6, "elastic": {"max_join": 1, "growth": {3: 2}}}
@@ -137,6 +145,7 @@ def test_a_trial_grows_and_shrinks_live_and_twenty_resizes_leak_no_actor(cluster
     [rows] = seen.results.values()
     assert [r["step"] for r in rows] == list(range(len(rows)))
     assert len({r["worker"] for r in rows}) == 1 == len({r["pid"] for r in rows})
+    assert left[-1] == 1
     assert {1, 2} == {r["size"] for r in rows} and rows[-1]["workers"] in (1, 2)
     grown = next(n for n, r in enumerate(rows) if r["size"] == 2)
     print(f"live resize: gap {rows[grown]['at'] - rows[grown - 1]['at']:.2f} s")
@@ -145,6 +154,10 @@ def test_a_trial_grows_and_shrinks_live_and_twenty_resizes_leak_no_actor(cluster
         last["worker_s"] / 1000, abs=1e-5)
     eventually(lambda: not workers(cluster))
     assert SizesClient().sizes() == {}
+    known = {n.node_id for n in cluster.nodes}
+    assert {(p.trial, p.name, p.cpus) for p in placed} == {(last["trial_id"], f"train_{last['trial_id']}", 1.0)}
+    assert {sum(p.nodes.values()) for p in placed} >= {1, 2} and {n for p in placed for n in p.nodes} <= known
+    eventually(lambda: not load(PlacedTrials, gcs.trials()).trials)
 
 
 def test_asha_stops_trials_and_their_atoms_go_to_the_best(cluster, tmp_path):

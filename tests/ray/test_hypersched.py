@@ -77,6 +77,32 @@ def test_when_a_newcomer_could_not_catch_up_the_best_trials_share_the_workers() 
     assert "160 s" in plan.why
 
 
+def test_after_exploration_a_trial_stops_where_others_have_passed_it_at_its_rung() -> None:
+    """It was the first at the rung of 16 epochs, so nothing was there to stop it."""
+    scheduler = HyperSched(atoms=3, max_epochs=64)
+    observe(scheduler, "early", 16, 0.5, epoch_s=10)
+    observe(scheduler, "late", 16, 0.9, epoch_s=10)
+    live = ["early", "late", "new"]
+
+    assert scheduler.plan(live, waiting=True, left_s=81).explores
+    assert observe(scheduler, "early", 17, 0.5, epoch_s=10)
+
+    assert not scheduler.plan(live, waiting=True, left_s=79).explores
+    assert not observe(scheduler, "early", 18, 0.5, epoch_s=10)
+    assert observe(scheduler, "late", 17, 0.9, epoch_s=10)
+    assert scheduler.plan(["late", "new"], waiting=True, left_s=70).wishes == {"late": 2, "new": 1}
+
+
+def test_after_exploration_the_best_trial_goes_on_though_others_have_passed_it_at_its_rung() -> None:
+    scheduler = HyperSched(atoms=2, max_epochs=64)
+    observe(scheduler, "slow", 16, 0.5, epoch_s=10)
+    observe(scheduler, "fast", 16, 0.9, epoch_s=10)
+    observe(scheduler, "slow", 17, 0.95, epoch_s=10)
+
+    assert not scheduler.plan(["slow", "fast"], waiting=False, left_s=79).explores
+    assert observe(scheduler, "slow", 18, 0.94)
+
+
 def test_the_leader_is_the_best_trial_that_still_trains() -> None:
     scheduler = HyperSched(atoms=2)
     observe(scheduler, "ended", 50, 0.99, epoch_s=10)

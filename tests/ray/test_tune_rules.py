@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 import threading
@@ -15,11 +16,15 @@ import pytest
 import spotfleet.ray.tune
 from spotfleet.errors import UsageError
 from spotfleet.membership.pace import Pace
+from spotfleet.protocol.messages import dump
+from spotfleet.protocol.ray_cluster import PlacedTrials, RayNode, RayTrial
+from spotfleet.ray.cluster.trials import TrialReader
 from spotfleet.ray.tune.grow import coming_trials, growth
 from spotfleet.ray.tune.mailbox import Mailbox, TrialReport
 from spotfleet.ray.tune.sizes import EXPIRES_S, Sizes, SizesOverview, TrialClaim, TrialSize
 from spotfleet.ray.tune.space import TrialSpace
 from spotfleet.ray.tune.trainables import elastic
+from spotfleet.ray.tune.trial import trial_call
 from spotfleet.version import install
 
 
@@ -110,6 +115,50 @@ def test_worker_seconds_add_up_over_the_runs_of_a_trial():
     assert sizes.sizes() == {"a": 1}, "the lost coordinator's end arrives late"
     sizes.leave(TrialClaim("a", 1, 2, run="2", worker_s=2.0))
     assert sizes.spent_s("a") == 7.0 and sizes.sizes() == {}
+
+
+def test_small_arguments_of_a_trial_come_with_the_call_and_large_ones_from_the_store():
+    """A copy in the store of a lost node delays the trial's next worker by 10 s."""
+    store: list[Any] = []
+
+    def put(value: Any) -> str:
+        store.append(value)
+        return "reference"
+
+    small, large = (b"function", {"lr": 0.1}), (b"function", {"data": bytes(1 << 20)})
+    assert trial_call(small, pickle.dumps, put).args == small and not store
+    assert trial_call(large, pickle.dumps, put).args == "reference" and store == [large]
+
+
+NODES = (RayNode("n0", "", {"CPU": 0.0}), RayNode("n1", "f-1", {"CPU": 4.0}),
+         RayNode("n2", "f-2", {"CPU": 32.0, "GPU": 4.0}))
+
+
+def published(*claims: TrialClaim, beat: int = 1) -> bytes:
+    return dump(PlacedTrials(beat, begun(99, *claims).placed())).encode()
+
+
+def test_a_trial_takes_the_part_of_a_host_that_its_workers_take_of_the_scarcest_resource():
+    text = published(TrialClaim("a", 1, 4, name="train_a", nodes={"n1": 2, "n2": 1}),
+                     TrialClaim("b", 1, 4, cpus=1.0, gpus=1.0, nodes={"n2": 3}), TrialClaim("c", 1, 1))
+    assert TrialReader().trials(text, NODES, 0.0) == (
+        RayTrial("a", "train_a", 3, {"f-1": 500_000, "f-2": 31_250}), RayTrial("b", "", 3, {"f-2": 750_000}))
+
+
+def test_trials_on_nodes_that_are_no_hosts_of_the_fleet_are_left_out():
+    assert TrialReader().trials(published(TrialClaim("a", 1, 4, nodes={"n0": 1, "n9": 1})), NODES, 0.0) == ()
+
+
+def test_trials_that_nobody_writes_any_more_do_not_count():
+    reader, claim = TrialReader(), TrialClaim("a", 1, 4, nodes={"n1": 1})
+    assert reader.trials(published(claim), NODES, 100.0) and reader.trials(published(claim), NODES, 110.0)
+    assert not reader.trials(published(claim), NODES, 116.0)
+    assert reader.trials(published(claim, beat=2), NODES, 117.0)
+
+
+@pytest.mark.parametrize("text", [None, b"", b"no json", b'{"beat": 1, "trials": [{"trial": 3}]}', b"[]"])
+def test_what_is_no_list_of_trials_is_none(text):
+    assert TrialReader().trials(text, NODES, 0.0) == ()
 
 
 def test_in_any_history_the_sum_stays_within_the_atoms_and_each_size_within_its_limits():

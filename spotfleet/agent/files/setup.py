@@ -135,6 +135,12 @@ class Setups:
                 self._failures[context.job] = error
                 raise
 
+    def unfit(self, job: str, why: str) -> SetupError:
+        """Return the error for a host on which a job cannot run whatever its setup does, counted as a failure of it."""
+        last = self._failures.get(job)
+        self._failures[job] = error = SetupError(why, last.tries + 1 if last else 1)
+        return error
+
     async def _mount(self, context: SetupContext, mounts: dict[str, str], tries: int,
                      progress: Callable[[str], None]) -> None:
         progress("looking into buckets")

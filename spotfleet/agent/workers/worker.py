@@ -37,6 +37,7 @@ from spotfleet.agent.processes.zygote_client import ForkedProcess, Processes
 from spotfleet.agent.transfer import Transfers
 from spotfleet.agent.workers.gang import ReservedPort, command_of, place_in
 from spotfleet.agent.workers.liveness import DUMP_S, HANGS_S, Liveness, state_of
+from spotfleet.agent.workers.versions import python_version, ray_version
 from spotfleet.errors import SpotfleetError, is_full
 from spotfleet.model import RAY_KIND
 from spotfleet.protocol.messages import (
@@ -48,6 +49,7 @@ from spotfleet.protocol.messages import (
     WorkerReport,
     WorkerState,
 )
+from spotfleet.protocol.ray_cluster import VERSIONS, mismatch
 
 log = logging.getLogger("spotfleet.agent")
 
@@ -332,6 +334,9 @@ class AgentWorker:
         if container is None:
             context = SetupContext(host, job, folder, prepared.source, outside, self._processes)
             await self._host.setups.done(context, launch.spec, self._set_why)
+            if launch.spec.kind == RAY_KIND and (
+                    why := mismatch(outside.get(VERSIONS, ""), ray_version(), python_version(), host)):
+                raise self._host.setups.unfit(job, why)
             return outside
         env = without_login(worker_env(container_env(container.environ, own), launch, self.place, PACKAGES))
         context = SetupContext(host, job, folder, prepared.source, env, self._processes, outside, container.name,
@@ -354,7 +359,7 @@ class AgentWorker:
         assert gang is not None
         self._checkpoints = self._host.bundles.checkpoints(self.order.job, prepared)
         await self._checkpoints.fetch(gang.restarts, gang.saved, self._set_why)
-        env["SPOTFLEET_CHECKPOINT_DIR"] = str(self._checkpoints.folder)
+        env.update(SPOTFLEET_CHECKPOINT_DIR=str(self._checkpoints.folder), RESTART_COUNT=str(gang.restarts))
         if not self._gang or place is None:
             return 0
         env.update(gang_env(prepared.launch, place))

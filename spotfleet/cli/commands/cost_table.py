@@ -20,7 +20,7 @@ from spotfleet.words import counted, dollars
 NAMES = {"useful": "training", "boot": "starting machines", "repeated": "repeated steps", "pause": "pauses",
          "unknown": "work of unknown kind", "disks": "disks", "addresses": "public addresses",
          "traffic": "traffic between zones (estimated)"}
-SHOWN = 40  # differences of a reconciliation
+SHOWN = 40  # differences of a reconciliation, trials of a job
 UNRATED = "disks, public addresses and traffic{of} are not counted: their prices are not known"
 
 
@@ -39,7 +39,7 @@ def report(found: CostReport, interrupted: Sequence[str], rated: bool = True) ->
                           found.boots, uncounted=any(j.uncounted for j in found.jobs)),
              *_lost((found,)), *_reserved((found,)), *([UNRATED.format(of="")] if found.lines and not rated else [])]
     legend = "repeated: steps computed again after a loss; lost: the cost of these and of pauses"
-    return flow("\n".join([*lines, "", jobs(found), legend] if found.jobs else lines))
+    return flow("\n".join([*lines, "", jobs(found), legend, *trials(found)] if found.jobs else lines))
 
 
 def _by_name(line: HostLine) -> tuple[bool, list[tuple[str, int]], float]:
@@ -110,6 +110,24 @@ def jobs(found: CostReport) -> str:
                  dollars(found.repeated_micros + found.pause_micros, 6), _per_1000(found.micros_per_1000_steps)))
     right = ["cost", "on demand", "steps", "repeated", "lost", "per 1000 steps"]
     return table(["job", "name", *right], rows, right, drop=["name", "lost", "repeated", "on demand"])
+
+
+def trials(found: CostReport) -> list[str]:
+    """Format the trials of Ray Tune, the most expensive first, each job's with what none of its trials has used."""
+    lines: list[str] = []
+    for job in found.jobs:
+        of = sorted((t for t in found.trials if t.job == job.job), key=lambda t: -t.micros)
+        if job.no_trial_micros is None:
+            continue
+        rows = [(t.name or t.trial, f"{t.slot_s / 3600:.3f}", dollars(t.micros, 6)) for t in of[:SHOWN]]
+        if len(of) > SHOWN:
+            more = of[SHOWN:]
+            rows.append((f"{len(more)} more (-o json has them all)", f"{sum(t.slot_s for t in more) / 3600:.3f}",
+                         dollars(sum(t.micros for t in more), 6)))
+        rows.append(("in no trial", "", dollars(job.no_trial_micros, 6)))
+        rows.append((f"all of {job.job}", "", dollars(job.micros, 6)))
+        lines += ["", table([f"trial in {job.job}", "slot-hours", "cost"], rows, ["slot-hours", "cost"])]
+    return lines
 
 
 def csv_text(rows: Iterable[Sequence[str]]) -> str:

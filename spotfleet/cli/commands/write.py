@@ -53,7 +53,8 @@ def up(file: Path, *, dryrun: bool, yes: bool, timeout: str, infra: str = "", en
     loaded = load_file(file, given)
     fleet = bring_up(loaded, file, yes=yes, timeout_s=timeout_s)
     what = "" if loaded.spec.run else " SCRIPT.py"
-    next_command(f"spotfleet train{what}{_flag(fleet)}", *_ways_in(fleet), f"spotfleet down {fleet.name}")
+    ray = [f"spotfleet ray start{_flag(fleet)}"] if loaded.spec.ray is not None else []
+    next_command(*ray, f"spotfleet train{what}{_flag(fleet)}", *_ways_in(fleet), f"spotfleet down {fleet.name}")
 
 
 def base_of(from_terraform: str, name: str, file: Path | None) -> Base | None:
@@ -276,7 +277,7 @@ def _done(status: JobStatus) -> str:
     return f"{status.why} ({counted(status.outside, 'step')} each)" if status.outside else status.why
 
 
-def workers(text: str) -> tuple[int, int]:
+def workers(text: str, option: str = "--np", what: str = "workers") -> tuple[int, int]:
     """Parse "MIN:MAX" or "N" into (MIN, MAX)."""
     least, _, most = text.partition(":")
     try:
@@ -284,8 +285,8 @@ def workers(text: str) -> tuple[int, int]:
     except ValueError:
         found = (0, 0)
     if not 1 <= found[0] <= found[1]:
-        raise UsageError(f"--np {text}: expected MIN:MAX with 1 <= MIN <= MAX",
-                         hint="--np 2:4 starts with 2 workers and uses up to 4; --np 2 is 2:2")
+        raise UsageError(f"{option} {text}: expected MIN:MAX with 1 <= MIN <= MAX",
+                         hint=f"{option} 2:4 starts with 2 {what} and uses up to 4; {option} 2 is 2:2")
     return found
 
 
@@ -331,8 +332,13 @@ def secrets(names: Sequence[str]) -> dict[str, str]:
     return {name: os.environ[name] for name in names}
 
 
-def cancel(name: str, job: str) -> None:
+def cancel(name: str, job: str, *, everything: bool) -> None:
     fleet = Fleet(name)
+    if everything and job:
+        raise UsageError(f"cancel: expected a job or --all, got both: {job}", hint="keep one of them")
+    if everything or not job:
+        _cancel_all(fleet, [found for found in fleet.jobs() if not found.state.ended], really=everything)
+        return
     found = fleet.job(job)
     status = found.status()
     if JobState(status.state).ended:
@@ -340,6 +346,18 @@ def cancel(name: str, job: str) -> None:
         return
     print_message(f"cancelling job {job} ({status.state})")
     found.cancel()
+    next_command(f"spotfleet jobs {fleet.name}")
+
+
+def _cancel_all(fleet: Fleet, jobs: Sequence[Job], *, really: bool) -> None:
+    """Cancel these jobs. Raises UsageError, which names them, unless that was `really` asked for."""
+    names = ", ".join(found.id for found in jobs) or "none"
+    if not really:
+        raise UsageError("cancel: no job is named", hint=f"jobs of fleet '{fleet.name}' that have not ended: {names}; "
+                                                         "`spotfleet cancel --all` ends them all")
+    print_message(f"cancelling {counted(len(jobs), 'job')} of fleet {fleet.name}: {names}")
+    for found in jobs:
+        found.cancel()
     next_command(f"spotfleet jobs {fleet.name}")
 
 
@@ -366,6 +384,8 @@ def worker_host(fleet: Fleet, text: str) -> str:
         raise SpotfleetError(f"fleet '{fleet.name}' is down", hint="`spotfleet up FILE` makes it anew")
     workers = [h for h in status.hosts if h.role == Role.WORKER.value]
     hint = f"it has {', '.join(h.host for h in workers) or 'none now; see `spotfleet status`'}"
+    if not text:
+        raise UsageError(f"no host of fleet '{fleet.name}' is named", hint=hint)
     for host in status.hosts:
         if text in (host.host, host.address):
             if host in workers:

@@ -65,6 +65,10 @@ def _converted(file: Path | None, hosts: str, slots: int) -> Converted:
 def _of_yaml(file: Path, text: str) -> Converted:
     data = document.read(text, file).data
     found = foreign.convert(data)
+    if found is None and str(data.get("apiVersion", "")).startswith("ray.io/"):
+        raise UsageError(f"{file} is for Kubernetes (KubeRay), and is not converted",
+                         hint="write a group for each of its workerGroupSpecs, with minReplicas and maxReplicas as "
+                              "`nodes`, and `ray: true`: docs/ray.md, \"Demand makes hosts\"")
     if found is None:
         raise UsageError(f"{file} is no file of Ray or dstack",
                          hint=f"a fleet file, or a task file of SkyPilot, needs no conversion: spotfleet up {file}")

@@ -13,20 +13,25 @@ from spotfleet.cli.commands.write import variables, workers
 from spotfleet.cli.console import next_command, print_message, print_step
 from spotfleet.cli.options import Interrupted
 from spotfleet.cli.tables import flow, table
-from spotfleet.errors import JobFailed, SpotfleetError
-from spotfleet.protocol.ray_cluster import RayRequest, RayState, RayStatus
+from spotfleet.errors import JobFailed, SpotfleetError, UsageError
+from spotfleet.protocol.ray_cluster import RayDriver, RayRequest, RayState, RayStatus
 from spotfleet.words import counted, size, span
 
 UP_S = 300.0  # for the head and the first raylet
 POLL_S = 0.5
+ENDED_WITH_IT = (137, 143)  # statuses of a script that is killed with its cluster
 
 
 def start(name: str, *, hosts: str, gpus: int, priority: int, wait: bool, detach: bool, as_json: bool) -> None:
     fleet = Fleet(name)
-    request = RayStart(workers(hosts) if hosts else None, priority, gpus, wait)
+    request = RayStart(workers(hosts, "--hosts", "hosts") if hosts else None, priority, gpus, wait)
     job = fleet.ray.start(request, print_step)
     print_message(f"job {job} on fleet {fleet.name} holds hosts for Ray")
     found = fleet.ray.status() if detach else _wait_until_up(fleet, job)
+    if not detach:
+        print_message(f"Ray is up at {found.address}, so far on {counted(len(_nodes(found)), 'host')}; more join soon"
+                      if len(_nodes(found)) < len(found.hosts) else
+                      f"Ray is up at {found.address}, on {counted(len(_nodes(found)), 'host')}")
     if as_json:
         emit(found)
     else:
@@ -67,6 +72,8 @@ def status(name: str, *, as_json: bool) -> None:
         return
     if not found.job:
         print(f"no Ray cluster runs on fleet {fleet.name}")
+        if found.drivers:
+            print(f"\nscripts of the last one:\n\n{_scripts(found)}")
         next_command(f"spotfleet ray start{_flag(fleet)}")
         return
     print(text(found))
@@ -81,6 +88,8 @@ def text(found: RayStatus) -> str:
     lines = [f"job {found.job}: {found.why}", f"head: {head}{versions}"]
     if report is not None and report.starts > 1:
         lines.append(f"head: started {report.starts} times; {report.ended}")
+    if report is not None and report.shared:
+        lines.append(f"warning: a program in Ray can read the dispatcher's files or credentials: {report.shared}")
     if report is not None:
         lines.append(f"dashboard: spotfleet port-forward {report.dashboard}" if report.dashboard else
                      "dashboard: none; it needs ray[default] among `environment.packages`")
@@ -96,10 +105,14 @@ def text(found: RayStatus) -> str:
     if waiting:
         parts.append(flow(f"waiting for room: {'; '.join(waiting)}"))
     if found.drivers:
-        parts.append(table(("SCRIPT", "STATE", "AGE", "COMMAND"), [
-            (d.driver, d.state if d.exit_status in (None, 0) else f"{d.state} ({d.exit_status})", span(d.age_s),
-             d.command) for d in found.drivers]))
+        parts.append(_scripts(found))
     return "\n\n".join(parts)
+
+
+def _scripts(found: RayStatus) -> str:
+    return table(("SCRIPT", "STATE", "AGE", "COMMAND"), [
+        (d.driver, d.state if d.exit_status in (None, 0) else f"{d.state} ({d.exit_status})", span(d.age_s), d.command)
+        for d in found.drivers])
 
 
 def _resources(found: dict[str, float]) -> str:
@@ -123,7 +136,14 @@ def submit(name: str, words: Sequence[str], *, detach: bool, env: Sequence[str],
     _follow(fleet, driver)
     ended = fleet.ray.driver(driver)
     if ended.exit_status:
-        raise _Failed(f"script {driver} ended with status {ended.exit_status}", ended.exit_status)
+        raise _Failed(end_text(ended, runs=bool(fleet.ray.status().job)), ended.exit_status)
+
+
+def end_text(ended: RayDriver, *, runs: bool) -> str:
+    """Return how a script has ended. `runs`: the Ray cluster still does."""
+    why = ", as the Ray cluster has ended" if not runs and ended.exit_status in ENDED_WITH_IT else (
+        ": it was cancelled" if ended.state == "stopped" else "")
+    return f"script {ended.driver} ended with status {ended.exit_status}{why}"
 
 
 class _Failed(JobFailed):
@@ -147,13 +167,28 @@ def _follow(fleet: Fleet, driver: str) -> None:
 
 def logs(name: str, driver: str, *, follow: bool) -> None:
     fleet = Fleet(name)
-    for data in fleet.ray.logs(driver, follow=follow):
+    for data in fleet.ray.logs(driver or _newest(fleet), follow=follow):
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
 
 
+def _newest(fleet: Fleet) -> str:
+    drivers = fleet.ray.status().drivers
+    if not drivers:
+        raise UsageError(f"no script has been submitted to the newest Ray cluster of fleet {fleet.name}",
+                         hint="`spotfleet ray submit SCRIPT.py`; after `spotfleet down` the archive has their logs, "
+                              "as jobs/JOB/logs/d1.log")
+    print_message(f"output of {drivers[-1].driver}: {drivers[-1].command}")
+    return drivers[-1].driver
+
+
 def cancel(name: str, driver: str) -> None:
-    Fleet(name).ray.stop_driver(driver)
+    fleet = Fleet(name)
+    before = {d.driver: d.state for d in fleet.ray.status().drivers}
+    fleet.ray.stop_driver(driver)
+    state = before.get(driver, "running")
+    print_message(f"script {driver} gets SIGTERM, and 5 s later SIGKILL" if state == "running" else
+                  f"script {driver} had ended before: {state}")
 
 
 def stop(name: str, *, as_json: bool) -> None:

@@ -55,6 +55,7 @@ def submit(
     """Run a script on the head's machine, where ray.init() finds the cluster, and show its output.
 
     The working directory is shipped when it has changed. Ctrl-C leaves the script running. Exit code: the script's.
+    `spotfleet down` brings home its log and the files that it writes to $SPOTFLEET_OUTPUT.
     """
     call("ray.command", "submit", cluster, [*(words or ()), *(ctx.meta.get(TAIL) or ())], detach=detach, env=env or [],
          as_json=output is Output.JSON)
@@ -62,7 +63,9 @@ def submit(
 
 @ray.command()
 def logs(
-    driver: Driver, cluster: Cluster = "",
+    driver: Annotated[str, typer.Argument(metavar="SCRIPT-ID", show_default=False,
+                                          help="As `submit` and `status` show it; default: the newest.")] = "",
+    cluster: Cluster = "",
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until it has ended.")] = False,
 ) -> None:
     """Show the output of a submitted script."""

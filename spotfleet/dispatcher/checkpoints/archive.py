@@ -35,6 +35,7 @@ from spotfleet.fleet.domain.events import ResultsLost
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.protocol.archive import RefusedFile
 from spotfleet.protocol.messages import NOT_COLLECTED
+from spotfleet.protocol.ray_cluster import DRIVER_LOGS
 from spotfleet.storage import atomic, names
 from spotfleet.storage.checkpoint_folder import problem_in
 from spotfleet.storage.folder import read_range
@@ -115,12 +116,18 @@ def job_folders(home: Path) -> list[Path]:
 def members(home: Path) -> Iterator[tuple[str, Content]]:
     """Yield (name in the archive, content) for everything but the ledger, which needs a copy as others write to it."""
     for job in job_folders(home):
-        for name, head, files in whole_logs(job / "logs"):
+        for name, head, files in logs_in(job):
             yield f"jobs/{job.name}/logs/{name}", Content(files, head)
         for name, path in outputs(job):
             yield f"jobs/{job.name}/outputs/{name}", Content([path])
         for path in _newest_checkpoint(job / "checkpoints"):
             yield f"jobs/{job.name}/{path.relative_to(job)}", Content([path])
+
+
+def logs_in(job: Path) -> Iterator[tuple[str, bytes, list[Path]]]:
+    """Yield the logs of a job's workers, and of the scripts that ran beside its Ray head, as `whole_logs` does."""
+    yield from whole_logs(job / "logs")
+    yield from whole_logs(job / "drivers" / DRIVER_LOGS)
 
 
 def outputs(job: Path) -> Iterator[tuple[str, Path]]:

@@ -19,7 +19,6 @@ from pathlib import Path
 from spotfleet.dispatcher.checkpoints import archive
 from spotfleet.dispatcher.checkpoints.archive import Content
 from spotfleet.dispatcher.disk import partials
-from spotfleet.dispatcher.disk.logs import whole_logs
 from spotfleet.dispatcher.disk.records import AT_TARGET, Seen, age, lies_at_target, name_of, named, read_record, seen_at
 from spotfleet.dispatcher.disk.space import is_full
 from spotfleet.errors import DiskFull
@@ -111,7 +110,7 @@ class ArchiveFiles:
             if (missing := self._missing()) is not None:
                 yield NOT_COLLECTED, missing
         for folder in self._jobs(job):
-            for name, head, files in [] if job else whole_logs(folder / "logs"):
+            for name, head, files in [] if job else archive.logs_in(folder):
                 yield f"jobs/{folder.name}/logs/{name}", Content(files, head)
             for name, path in archive.outputs(folder):
                 yield f"jobs/{folder.name}/outputs/{name}", Content([path])
@@ -189,7 +188,7 @@ def _content_of(folder: Path, kind: str, names: list[str], logs: dict[Path, dict
     """Return the content of a job's log, output or checkpoint. `logs`: the logs that were listed, by folder."""
     if kind == "logs" and len(names) == 1:
         if folder not in logs:
-            logs[folder] = {name: Content(files, head) for name, head, files in whole_logs(folder / "logs")}
+            logs[folder] = {name: Content(files, head) for name, head, files in archive.logs_in(folder)}
         return logs[folder].get(names[0])
     if kind == "checkpoints" and ((len(names) == 1 and names[0].endswith(".ckpt"))
                                   or (len(names) == 2 and named(names[0]) is not None and is_file_name(names[1]))):

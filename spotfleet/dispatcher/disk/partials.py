@@ -87,9 +87,10 @@ def _is_partial(folder: Path, name: str) -> bool:
 
 
 def files_in(folder: Path) -> Iterator[str]:
-    """Yield the names of all files in a worker's folder, in order."""
+    """Yield the names of all files in a worker's folder, in order. Links are left out: programs in Ray may make some,
+    also to files that they cannot read."""
     for path in sorted(folder.rglob("*")):
-        if path.is_file():
+        if path.is_file() and not path.is_symlink():
             yield str(path.relative_to(folder))
 
 

@@ -78,14 +78,14 @@ async def start_driver(request: web.Request) -> web.Response:
 
 async def driver_logs(request: web.Request) -> web.Response:
     """Send output of a submitted script from `offset` on; wait up to `wait` seconds for the first byte."""
-    ray, job = request.app[RAY], _ray_job(request)
-    folder, offset = ray.drivers.find(job, request.match_info["driver"]), whole(request, "offset")
+    ray = request.app[RAY]
+    folder, offset = ray.drivers.find(ray.last(), request.match_info["driver"]), whole(request, "offset")
     deadline = time.monotonic() + min(number(request, "wait"), LONGEST_WAIT_S)
-    data, complete = ray.drivers.read(folder, offset)
-    while not data and not complete and time.monotonic() < deadline:
+    data, after, complete = ray.drivers.read(folder, offset)
+    while after == offset and not complete and time.monotonic() < deadline:
         await asyncio.sleep(LOG_POLL_S)
-        data, complete = ray.drivers.read(folder, offset)
-    headers = {"X-Offset": str(offset + len(data))} | ({"X-End": "1"} if complete else {})
+        data, after, complete = ray.drivers.read(folder, offset)
+    headers = {"X-Offset": str(after)} | ({"X-End": "1"} if complete else {})
     return web.Response(body=data, headers=headers, content_type="application/octet-stream")
 
 

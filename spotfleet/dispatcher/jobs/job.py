@@ -322,10 +322,9 @@ class ManagedJob:
         self.membership.is_withheld = self.unsaved
         before = self.membership.generation
         changes = observe(self.membership, self.workers.all, self._views(context), self._coming(context), context.now)
-        if self.spec.restarts:
-            members = [self.workers.all[m] for m in self._group if m in self.workers.all]
-            if (end := self.round.update(members, self.membership, changes, before, context)) is not None:
-                return [*outside, *self._end_round(end, context)]
+        if self.spec.restarts and (end := self.round.update(
+                self._round_members(), self.membership, changes, before, context)) is not None:
+            return [*outside, *self._end_round(end, context)]
         events = [e for change in changes for e in self._apply(change, context)]
         founding = self.membership.generation == 1 and self.membership.phase is Phase.FORMING and not self._adopted
         self.checkpoints.need(self.membership.needs_restore and not founding and not self.spec.restarts)
@@ -465,12 +464,14 @@ class ManagedJob:
     def _stands(self, context: JobContext) -> tuple[JobState, str]:
         phase, why, live = self.membership.phase, self.membership.why, [w for w in self.workers.live() if not w.past]
         if not live:
-            return self._waits(context.why_waiting or self._cooling(context))
+            return self._waits(context.why_waiting or self._cooling(context) + self._refused())
         if sends := self._sends(live, context):
             return JobState.RUNNING, f"its script has ended; {sends}"
+        if self.spec.restarts and (hangs := rounds.hanging(self.id, self._round_members(), context.now)):
+            return JobState.RUNNING, hangs
         if context.ray is not None:
             begun = JobState.RECOVERING if context.ray.lost else JobState.STARTING
-            return JobState.RUNNING if context.ray.up else begun, context.ray.why
+            return JobState.RUNNING if context.ray.up else begun, context.ray.why + self._refused()
         if not self.spec.gang and (outside := self.outside.why(sum(w.begun for w in live))):
             return JobState.RUNNING if self.outside.sure else JobState.STARTING, outside
         if self.record.restarts and phase in (Phase.STARTING, Phase.FORMING):
@@ -511,6 +512,11 @@ class ManagedJob:
         waits = [restart.ready_at(self.history, place) - context.now for place in context.given]
         return f"starts again in {max(0.0, min(waits)):.0f} s" if waits else "waits for hosts"
 
+    def _refused(self) -> str:
+        """Return why the last host was refused that has joined no Ray cluster; "" if there is none."""
+        failed = self.history.setups[-1:] if self.spec.kind == RAY_KIND else ()
+        return "".join(f"; {restart.first_line(end.error)}" for end in failed)
+
     def _tail(self, context: JobContext) -> list[Event]:
         """Wait for the scripts to end after training. The end of rank 0's script is the job's end."""
         first = self.workers.all.get(self._finished[0])
@@ -536,6 +542,10 @@ class ManagedJob:
             return []
         self._write(tail=(*self.record.tail, *new))
         return [self._remark(failures.clauses(new), context)]
+
+    def _round_members(self) -> list[JobWorker]:
+        """Return the members of the round, sorted by rank."""
+        return [self.workers.all[m] for m in self._group if m in self.workers.all]
 
     def _prepare_gang(self) -> None:
         """Note what the processes of the newest generation need to start."""

@@ -19,6 +19,7 @@ from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.ray.drivers import DriverDesk
 from spotfleet.dispatcher.ray.head import HeadLink
 from spotfleet.dispatcher.ray.leaving import LeavingHost, LeavingHosts, kept
+from spotfleet.dispatcher.ray.trials import TrialLog
 from spotfleet.dispatcher.signal import wait_set
 from spotfleet.errors import NoCapacity, UsageError
 from spotfleet.model import RAY_KIND, JobSpec, RaySpec
@@ -57,8 +58,10 @@ class RayCluster:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._due = asyncio.Event()
-        self._head = HeadLink(core.home / "ray.log", self._reported)
+        self._head = HeadLink(core.home / "ray.log", self._reported,
+                              clouds=traits_of(core.boot.spec).machines is not Machines.HERE)
         self.drivers = DriverDesk(core)
+        self.trials = TrialLog()
         self._leaving = LeavingHosts()
         self._leave: list[LeavingHost] = []
         self._drains: tuple[RayDrain, ...] = ()
@@ -98,6 +101,12 @@ class RayCluster:
         """Return the job that holds hosts for Ray."""
         return next((j for j in self._core.jobs.values() if j.spec.kind == RAY_KIND and not j.state.ended), None)
 
+    def last(self) -> str:
+        """Return the job of the cluster that runs, or else of the one that ran last; "" for none."""
+        found = [j for j in self._core.jobs.values() if j.spec.kind == RAY_KIND]
+        newest = max(found, key=lambda j: (not j.state.ended, j.record.submitted_at), default=None)
+        return newest.id if newest is not None else ""
+
     def envs(self, job: ManagedJob, host: str) -> dict[str, str] | None:
         """Return the variables of this host's raylet; None while the head's versions are not known."""
         view = next((v for v in self._core.views() if v.host.request_id == host), None)
@@ -127,6 +136,7 @@ class RayCluster:
             self._due.set()
         self._releases, self._asked = frozenset(self._asked), set()
         self._wanted, self._drains = wanted, tuple(h.drain for h in self._leave)
+        self._core.journal.note(*self.trials.changes(wanted.job, self._core.ray_state, self._core.unix()))
         self.view = self._view()
 
     def release(self, host: str) -> bool:
@@ -200,7 +210,7 @@ class RayCluster:
         """Return the body of GET /v1/ray."""
         job = self._job()
         if job is None:
-            return RayStatus(drivers=self.drivers.status(""))
+            return RayStatus(drivers=self.drivers.status(self.last()))
         report: RayReport | None = self._head.report
         held = tuple(sorted(job.workers.hosts()))
         return RayStatus(job.id, job.record.cancelled or job.record.why, job.spec.envs.get(HEAD_AT, ""), report,
@@ -224,4 +234,4 @@ def _departures(job: ManagedJob, views: Mapping[str, HostView],
 def _news(state: RayState) -> tuple:
     """Return what the loop reacts to."""
     return (state.up, state.problem, tuple((n.host, n.draining) for n in state.nodes), state.pending, state.gangs,
-            state.constraints)
+            state.constraints, state.trials)

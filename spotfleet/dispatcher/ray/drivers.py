@@ -1,12 +1,15 @@
 """Drivers: scripts that `spotfleet ray submit` has sent to run beside the head. Files: `ray/cluster/drivers.py`.
 
-They belong to the job that holds hosts for Ray, and end with it. Their folders lie in that job's.
+They belong to the job that holds hosts for Ray, and end with it. Their folders lie in that job's, and stay with it:
+their output is part of the fleet's archive. Each has a folder among the job's outputs, which `down` copies to the user:
+it is the script's SPOTFLEET_OUTPUT.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from spotfleet.bundle.unpack import unpack
@@ -15,14 +18,14 @@ from spotfleet.dispatcher.core import Core, NotFound
 from spotfleet.dispatcher.disk import space
 from spotfleet.dispatcher.disk.bundles import BundleStore
 from spotfleet.dispatcher.disk.files import write_atomic, write_json
+from spotfleet.dispatcher.disk.logs import JobLogs
 from spotfleet.errors import UsageError
-from spotfleet.protocol.ray_cluster import DriverStart, RayDriver
+from spotfleet.protocol.ray_cluster import DRIVER_LOG_BYTES, DRIVER_LOGS, LOST, OUTPUT, DriverStart, RayDriver
 
 FOLDER = "drivers"
-ENDED = "ended"  # file in the folder of a driver that is to end
+CANCELLED = "cancelled"  # file in a driver's folder, once it is to end
 STOPPED = 143  # as a shell reports SIGTERM
 MOST_DRIVERS = 1000  # in one cluster
-LOG_BYTES = 1 << 20  # in one answer
 
 
 class DriverDesk:
@@ -49,13 +52,14 @@ class DriverDesk:
         if job not in self._core.jobs:
             return ()
         return tuple(str(p) for p in _folders(self._core.jobs[job].folder / FOLDER)
-                     if (p / "command").exists() and not (p / ENDED).exists())
+                     if (p / "command").exists() and not (p / CANCELLED).exists())
 
     def status(self, job: str) -> tuple[RayDriver, ...]:
-        """Return the drivers of this cluster, the oldest first; of the last one without a name."""
+        """Return the drivers of this cluster, which may have ended, the oldest first."""
         if job not in self._core.jobs:
             return ()
-        return tuple(_status(p) for p in _folders(self._core.jobs[job].folder / FOLDER)
+        over = self._core.jobs[job].state.ended
+        return tuple(_status(p, over=over) for p in _folders(self._core.jobs[job].folder / FOLDER)
                      if (p / "command").exists())
 
     def find(self, job: str, name: str) -> Path:
@@ -66,21 +70,18 @@ class DriverDesk:
                            hint=f"this cluster has {', '.join(list(known)[-20:]) or 'none'}")
         return known[name]
 
-    def stop(self, folder: Path) -> None:
-        """Have a driver ended, also by a later dispatcher. One that has not begun never does."""
-        (folder / ENDED).touch()
-
     @staticmethod
-    def read(folder: Path, offset: int) -> tuple[bytes, bool]:
-        """Return output from `offset` on, and whether that is all there will be."""
-        ended = _exit_status(folder) is not None  # read first, so that output in between is not missed
-        try:
-            with (folder / "log").open("rb") as file:
-                file.seek(offset)
-                data = file.read(LOG_BYTES)
-        except FileNotFoundError:
-            data = b""
-        return data, ended and len(data) < LOG_BYTES
+    def stop(folder: Path) -> None:
+        """Have a driver ended, unless it has ended, also by a later dispatcher. One that has not begun never does."""
+        if not (folder / "exit").exists():
+            write_atomic(folder / CANCELLED, "")
+
+    def read(self, folder: Path, offset: int) -> tuple[bytes, int, bool]:
+        """Return output from `offset` on, the offset of what follows, and whether that is all there will be."""
+        job = self._core.jobs.get(folder.parent.parent.name)
+        ended = job is None or job.state.ended or _exit_status(folder) is not None  # read before the output
+        found = JobLogs(folder.parent / DRIVER_LOGS, DRIVER_LOG_BYTES).read(folder.name, offset)
+        return found.data, found.next_offset, ended and found.next_offset == offset
 
 
 def _folders(top: Path) -> list[Path]:
@@ -94,17 +95,20 @@ def _make(folder: Path, bundles: BundleStore, bundle: str, given: DriverStart) -
     if bundle:
         unpack(bundles.path(bundle), bundles.path, work)
     work.mkdir(exist_ok=True)
-    write_json(folder / "start.json", to_json(given))
+    output = folder.parents[1] / "outputs" / f"script@{folder.name}"
+    output.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_json(folder / "start.json", to_json(replace(given, envs={OUTPUT: str(output), **given.envs})))
     write_atomic(folder / "command", given.command)  # last: the driver starts with it
 
 
-def _status(folder: Path) -> RayDriver:
+def _status(folder: Path, *, over: bool) -> RayDriver:
     age_s = max(0.0, time.time() - (folder / "command").stat().st_mtime)
     command = (folder / "command").read_text()
     if (status := _exit_status(folder)) is None:
-        return RayDriver(folder.name, command, age_s=age_s)
-    stopped = status == STOPPED or (folder / ENDED).exists()  # SIGKILL too, for one that ignores SIGTERM
-    state = "succeeded" if status == 0 else "stopped" if stopped else "failed"
+        return RayDriver(folder.name, command, "failed", LOST, age_s) if over else RayDriver(
+            folder.name, command, age_s=age_s)
+    cancelled = status == STOPPED or (folder / CANCELLED).exists()
+    state = "stopped" if cancelled else "succeeded" if status == 0 else "failed"
     return RayDriver(folder.name, command, state, status, age_s)
 
 
@@ -113,4 +117,4 @@ def _exit_status(folder: Path) -> int | None:
     try:
         return int((folder / "exit").read_text())
     except (OSError, ValueError):
-        return STOPPED if (folder / ENDED).exists() and not (folder / "begun").exists() else None
+        return STOPPED if (folder / CANCELLED).exists() and not (folder / "begun").exists() else None

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from spotfleet.protocol.messages import dump, load
-from spotfleet.protocol.ray_cluster import HEAD_AT, TOKEN, RayReport, RayWish, folder_of
+from spotfleet.protocol.ray_cluster import HEAD_AT, METADATA, TOKEN, RayReport, RayWish, folder_of
 
 log = logging.getLogger(__name__)
 MODULE = "spotfleet.ray.cluster.head"
@@ -32,9 +32,9 @@ MOST_LINE = 16 << 20
 class HeadLink:
     """Connection to the supervisor of one head."""
 
-    def __init__(self, log_file: Path, news: Callable[[], None]) -> None:
-        """`news` is called after each report."""
-        self._log_file, self._news = log_file, news
+    def __init__(self, log_file: Path, news: Callable[[], None], *, clouds: bool = False) -> None:
+        """`news` is called after each report. `clouds`: this machine may be a cloud's, with a metadata server."""
+        self._log_file, self._news, self._clouds = log_file, news, clouds
         self.report: RayReport | None = None
         self.problem = ""
         self._token = self._address = ""
@@ -91,7 +91,8 @@ class HeadLink:
     # ----
 
     def _environment(self) -> dict[str, str]:
-        return os.environ | {TOKEN: self._token, HEAD_AT: self._address}
+        more = {METADATA: "closed"} if self._clouds else {}
+        return os.environ | {TOKEN: self._token, HEAD_AT: self._address} | more
 
     def _start(self) -> None:
         now = time.monotonic()

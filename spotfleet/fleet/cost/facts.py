@@ -24,7 +24,7 @@ from spotfleet.fleet.domain.events import (
     LaunchIntended,
     ScriptsRan,
 )
-from spotfleet.model import BootStages, CloudState, Offer, Role, Run
+from spotfleet.model import RAY_KIND, BootStages, CloudState, Offer, Role, Run
 
 _ALL_SECONDS = 2**62
 JobCostEvent = JobChanged | GenerationFormed | JobResumed | JobProgress | CheckpointKept
@@ -91,6 +91,7 @@ class CostJob:
     name: str
     slot_uses: dict[str, list[SlotUse]]  # by host
     log: tuple[JobCostEvent, ...]  # in the order of the ledger
+    whole_hosts: bool = False  # it holds all slots of each host where it has a worker
 
     @cached_property
     def resumed(self) -> list[JobResumed]:
@@ -197,18 +198,21 @@ def _end(event: HostListed) -> float:
 
 def jobs(events: Iterable[Event], now: float) -> dict[str, CostJob]:
     names: dict[str, str] = {}
+    whole: set[str] = set()
     log: dict[str, list[JobCostEvent]] = {}
     holds: dict[str, list[HoldEvent]] = {}
     for event in events:
         if isinstance(event, JobSubmitted):
             names[event.job] = event.name
+            if event.job_kind == RAY_KIND:
+                whole.add(event.job)
         elif isinstance(event, JobCostEvent):
             names.setdefault(event.job, "")
             log.setdefault(event.job, []).append(event)
         if isinstance(event, HoldEvent):
             names.setdefault(event.job, "")
             holds.setdefault(event.job, []).append(event)
-    return {job: CostJob(job, name, _slot_uses(job, holds.get(job, []), now), tuple(log.get(job, ())))
+    return {job: CostJob(job, name, _slot_uses(job, holds.get(job, []), now), tuple(log.get(job, ())), job in whole)
             for job, name in names.items()}
 
 

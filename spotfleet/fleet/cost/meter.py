@@ -14,15 +14,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
 from spotfleet.fleet.cost import extras as cost_extras
+from spotfleet.fleet.cost import trials
 from spotfleet.fleet.cost.billing import PARTS, Bill, PriceBook, round_half_up, seconds_until
 from spotfleet.fleet.cost.boots import BootLine
 from spotfleet.fleet.cost.extras import Crossings, ExtraLine, Metered, RateBook, half_up
 from spotfleet.fleet.cost.facts import CostHost, CostJob, SlotUse, first_within, hosts, jobs, slots_of
+from spotfleet.fleet.cost.trials import TrialLine
 from spotfleet.fleet.domain.events import (
     Event,
     FleetCreated,
@@ -68,6 +70,7 @@ class JobLine:
     pause_micros: int  # hosts from the last step before a generation formed to the first one in it
     traffic_micros: int = 0  # between zones; not part of `micros`
     unknown_micros: int = 0  # the part of `micros` for work outside training: its kind is unknown
+    no_trial_micros: int | None = None  # the part of `micros` that no trial of Ray Tune has used; None: it had none
 
     @property
     def uncounted(self) -> bool:
@@ -100,6 +103,7 @@ class CostReport:
     extras: tuple[ExtraLine, ...] = ()  # disks, addresses and traffic, line by line
     unknown_micros: int = 0  # jobs' scripts and commands outside training
     boots: tuple[BootLine, ...] = ()  # `boot_micros`, boot by boot
+    trials: tuple[TrialLine, ...] = ()  # trials of Ray Tune, as parts of their jobs
 
     @property
     def unpriced(self) -> tuple[str, ...]:
@@ -189,13 +193,14 @@ class Meter:
         return {name: cost_extras.crossings(job, self.hosts, self._rates) for name, job in self.jobs.items()}
 
     @cached_property
-    def _stretches(self) -> list[tuple[Bill, int, int, _Holder, Fraction]]:
+    def _stretches(self) -> list[tuple[_Billed, int, int, _Holder, Fraction]]:
         """(run, from, until, holder, its share of the host) for each period in which a job holds slots of a run."""
         uses: dict[str, list[SlotUse]] = {}
         for job in self.jobs.values():
             for name, of in job.slot_uses.items():
-                uses.setdefault(name, []).extend(of)
-        return [(b.bill, *stretch) for b in self._billed if b.host.role is Role.WORKER
+                whole = self.hosts[name].offer.slots if job.whole_hosts and name in self.hosts else 0
+                uses.setdefault(name, []).extend(replace(use, slots=max(whole, use.slots)) for use in of)
+        return [(b, *stretch) for b in self._billed if b.host.role is Role.WORKER
                 for stretch in _split(b.bill, uses.get(b.host.request_id, []), b.host.offer.slots)]
 
     def lines(self, since: float = BEGINNING, until: float = END) -> list[HostLine]:
@@ -234,6 +239,12 @@ class Meter:
         low, high = BEGINNING if since is None else since, END if until is None else until
         lines, extras, boots = self.lines(low, high), self.extras(low, high), self.boots(low, high)
         job_lines = self._job_lines(low, high, extras)
+        trial_lines = self._trial_lines(low, high, job_lines)
+        in_trials: Counter[str] = Counter()
+        for trial in trial_lines:
+            in_trials[trial.job] += trial.micros
+        job_lines = [replace(job, no_trial_micros=job.micros - in_trials[job.job]) if job.job in in_trials else job
+                     for job in job_lines]
         machines = sum(line.micros for line in lines)
         dispatcher = sum(line.micros for line in lines if line.role == Role.DISPATCHER.value)
         of = {kind: sum(e.micros for e in extras if e.kind == kind) for kind in ("disk", "address", "traffic")}
@@ -264,13 +275,15 @@ class Meter:
             extras=tuple(extras),
             unknown_micros=sum(job.unknown_micros for job in job_lines),
             boots=tuple(boots),
+            trials=tuple(trial_lines),
         )
 
     def _shares(self, at: float) -> dict[str, tuple[int, int, int]]:
         """Return job -> its whole micro-dollars by `at`, those of the same time on demand, and those of unknown work.
         """
         held: dict[str, tuple[Fraction, Fraction, Fraction]] = {}
-        for bill, begin, until, (job, known), share in self._stretches:
+        for billed, begin, until, (job, known), share in self._stretches:
+            bill = billed.bill
             parts, full = bill.between(begin, max(begin, min(until, bill.due(at))))
             a, b, c = held.get(job, (Fraction(0), Fraction(0), Fraction(0)))
             held[job] = a + share * parts, b + share * full, c if known else c + share * parts
@@ -291,6 +304,37 @@ class Meter:
             if (since, until) == (BEGINNING, END) or any(figures):
                 lines.append(line)
         return lines
+
+    @cached_property
+    def _trial_stretches(self) -> list[tuple[_Billed, int, int, tuple[str, str], Fraction]]:
+        """(run, from, until, job and trial, its share of the host) for each period in which a trial has workers."""
+        uses = trials.trial_uses(self.events)
+        found = []
+        for billed, begin, until, (job, _known), share in self._stretches if uses else ():
+            of = [use for use in uses.get(billed.host.request_id, ()) if use.job == job]
+            found += [(billed, low, high, (job, trial), share * part)
+                      for low, high, trial, part in trials.split(billed.bill.run, begin, until, of)]
+        return found
+
+    def _trial_shares(self, at: float) -> dict[tuple[str, str], tuple[int, Fraction]]:
+        """Return job and trial -> whole micro-dollars, and seconds times slots, by `at`."""
+        held: dict[tuple[str, str], tuple[Fraction, Fraction]] = {}
+        for billed, begin, until, trial, share in self._trial_stretches:
+            end = max(begin, min(until, billed.bill.due(at)))
+            a, b = held.get(trial, (Fraction(0), Fraction(0)))
+            held[trial] = (a + share * billed.bill.between(begin, end)[0],
+                           b + share * billed.host.offer.slots * (end - begin))
+        return {trial: (int(a / PARTS), b) for trial, (a, b) in held.items()}
+
+    def _trial_lines(self, since: float, until: float, jobs: Iterable[JobLine]) -> list[TrialLine]:
+        """Return the trials of these jobs, job by job."""
+        before, after = self._trial_shares(since) if since > BEGINNING else {}, self._trial_shares(until)
+        names, of = trials.trial_names(self.events), {job.job: list[TrialLine]() for job in jobs}
+        for (job, trial), (b, slots_b) in after.items():
+            a, slots_a = before.get((job, trial), (0, Fraction(0)))
+            if job in of and slots_b > slots_a:
+                of[job].append(TrialLine(job, trial, names[job, trial], b - a, round(float(slots_b - slots_a), 3)))
+        return [line for job in jobs for line in trials.within(of[job.job], job.micros)]
 
     def _losses(self, job: CostJob, at: float) -> tuple[int, int, int]:
         """Return the steps repeated by `at`, their cost, and the cost of pauses."""

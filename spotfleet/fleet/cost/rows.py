@@ -23,6 +23,7 @@ def to_json(report: CostReport) -> dict[str, Any]:
     data["savings_percent"] = None if report.unpriced else round(report.savings_percent, 2)
     data["lines"] = [_with_dollars(asdict(line)) for line in report.lines]
     data["jobs"] = [_with_dollars(asdict(job)) for job in report.jobs]
+    data["trials"] = [_with_dollars(asdict(trial)) for trial in report.trials]
     data["extras"] = [_with_dollars(asdict(line)) for line in report.extras]
     data["breakdown"] = dict(breakdown(report).parts())
     data["boots"] = [_with_dollars(asdict(boot) | {"took_s": boot.took_s}) for boot in report.boots]

@@ -308,6 +308,21 @@ class ScriptsRan:
 
 
 @dataclass(frozen=True)
+class TrialHeld:
+    """A trial of Ray Tune has other workers on the job's Ray cluster than before.
+
+    From `at` on it holds these parts of hosts, until its next line or the end of the job.
+    """
+
+    at: float
+    job: str
+    trial: str  # Tune's id
+    name: str
+    workers: int  # 0: none any more
+    hosts: dict[str, int] = field(default_factory=dict, hash=False)  # host -> millionths of it
+
+
+@dataclass(frozen=True)
 class JobProgress:
     """Written about every 10 s while a job trains, and at its end."""
 
@@ -497,6 +512,7 @@ class FleetDown:
 JobEvent = (  # each has the field `job`
     JobSubmitted | JobChanged | GenerationFormed | JobResized | JobResumed | JobProgress | StepExplained | SetupFailed
     | CheckpointKept | CheckpointLost | CheckpointInTime | ScriptsRan | RanksDiverged | LogsCut | ResultsLost
+    | TrialHeld
 )
 Event = (
     FleetCreated | NodesChanged | LaunchIntended | LaunchRefused | HostPlaced | HostListed | HostJoined | HostSilent

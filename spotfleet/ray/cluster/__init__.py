@@ -5,7 +5,8 @@
                                       '--> drivers of `spotfleet ray submit`
     agent --job of kind "ray"--> raylet.py --supervises--> `ray start --address`: one raylet per host
 
-head.py and raylet.py import no Ray, so that they start fast and outlive what Ray does. Everything that they start has
-the folder of its cluster in its environment (`processes.py`), by which all of it is found and ended. The dispatcher's
-side is `dispatcher/ray/`, the messages are in `protocol/ray_cluster.py`.
+Where the dispatcher is root, what head.py starts is another user's (`account.py`). head.py and raylet.py import no Ray,
+so that they start fast and outlive what Ray does. Everything that they start has the folder of its cluster in its
+environment (`processes.py`), by which all of it is found and ended. The dispatcher's side is `dispatcher/ray/`, the
+messages are in `protocol/ray_cluster.py`.
 """

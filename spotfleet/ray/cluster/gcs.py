@@ -9,7 +9,15 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from spotfleet.protocol.ray_cluster import LABEL, RayGang, RayNode, RayRequest, RayState
+from spotfleet.protocol.ray_cluster import (
+    LABEL,
+    TRIALS_KEY,
+    TRIALS_NAMESPACE,
+    RayGang,
+    RayNode,
+    RayRequest,
+    RayState,
+)
 
 CALL_S = 3.0  # limit of one call
 DRAIN_S = 1.0  # the same for a drain, which waits for the node's raylet
@@ -30,6 +38,11 @@ class Gcs:
         answer = self._pb.GetClusterResourceStateReply()
         answer.ParseFromString(self._call(self._client.get_cluster_resource_state, timeout_s=CALL_S))
         return state_of(answer.cluster_resource_state, self._pb.NodeStatus)
+
+    def trials(self) -> bytes | None:
+        """Return what trials of Ray Tune have published, `PlacedTrials` in JSON; None if there was none yet."""
+        found: bytes | None = self._call(self._client.internal_kv_get, TRIALS_KEY, TRIALS_NAMESPACE, timeout=CALL_S)
+        return found
 
     def drain(self, node_id: str, why: str, left_s: float, *, idle_only: bool) -> str:
         """Drain a node: it goes on with what it runs, and gets nothing new. With `idle_only` its raylet ends, provided

@@ -1,7 +1,9 @@
 """Supervisor of a fleet's Ray head, on the dispatcher's machine. `python -m spotfleet.ray.cluster.head`
 
     FOLDER/control  Unix socket for the dispatcher: lines of `RayWish` in, of `RayReport` out
-    FOLDER/h        temporary folder of `ray start --head`; its output goes to this process's
+    FOLDER/h/home   home folder of the head's processes, with Ray's temporary one; its output goes to this process's
+    FOLDER/d/home   home folder of scripts; beside it their working directories, where they run as another user
+                    (account.py)
     observer        its lines are the states; wishes are passed to it
     drivers         processes of `spotfleet ray submit` (drivers.py)
 
@@ -20,13 +22,24 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from spotfleet.agent.workers.versions import python_version, ray_version
 from spotfleet.protocol.messages import dump, load
-from spotfleet.protocol.ray_cluster import AUTH, HEAD_AT, TOKEN, RayReport, RayState, RayWish, folder_of
-from spotfleet.ray.cluster import processes, start
+from spotfleet.protocol.ray_cluster import (
+    AUTH,
+    HEAD_AT,
+    METADATA,
+    TOKEN,
+    RayReport,
+    RayState,
+    RayWish,
+    folder_of,
+)
+from spotfleet.ray.cluster import account, processes, start
 from spotfleet.ray.cluster.drivers import Drivers
 from spotfleet.version import install
 
 log = logging.getLogger("spotfleet.ray")
+HOME = "home"
 AGAIN_S = 0.5  # before a head or observer that has ended is started again
 END_S = 2.0
 ORPHAN_S = 600.0  # without a dispatcher
@@ -35,6 +48,7 @@ OBSERVER = sys.executable, "-m", "spotfleet.ray.cluster.observer"
 MOST_LINE = 16 << 20
 # What Ray reads at a driver's init: the working directory of the driver goes to every node that runs something of it.
 JOB_CONFIG, SHIPPED = "RAY_JOB_CONFIG_JSON_ENV_VAR", '{"runtime_env": {"working_dir": "."}}'
+OWN_FIRST = {"RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}  # Ray refuses a script's own working_dir beside that one otherwise
 PASSED = ("SPOTFLEET_LOCAL_HOST", "SPOTFLEET_HOST_MARK")  # by which a machine's processes are found
 
 
@@ -46,21 +60,50 @@ class HeadSupervisor:
         host, _, port = self.address.rpartition(":")
         self._listen = f"{start.resolved(host)}:{port}"
         self.folder = processes.make(Path(folder_of(env[TOKEN])))
-        self._env = processes.environment(env, self.folder / "h") | AUTH
+        (self.folder / "control").unlink(missing_ok=True)
+        self._user, shared = account.find(self.folder, env) if ray_version() else (None, "")
+        if self._user is not None:
+            self.folder.chmod(0o711)  # its user enters `h` and `d`, and lists nothing here
+            if env.get(METADATA) and (why := account.close_metadata(self._user)):
+                shared = f"its connections to the cloud's metadata server cannot be refused: {why}"
+        if shared:
+            log.warning("programs in Ray can read the dispatcher's files or credentials: %s", shared)
+        self._env = self._environment(env, "h")
         self._dashboard = start.DASHBOARD if start.has_dashboard() and not start.shares_machine(self._listen) else 0
-        self.report = RayReport(RayState(False, problem="the head starts"), ray=start.ray_version(),
-                                python=start.python_version(), dashboard=self._dashboard)
+        self.report = RayReport(RayState(False, problem="the head starts"), ray=ray_version(),
+                                python=python_version(), dashboard=self._dashboard, shared=shared)
         self.wish = RayWish()
         self._clients: set[asyncio.StreamWriter] = set()
         self._observer: asyncio.subprocess.Process | None = None
         self._over = asyncio.Event()
-        self._drivers = Drivers(self._driver_env(env))
+        self._drivers = Drivers(self._driver_env(env), self._user, self.folder / "d")
+
+    def _environment(self, env: dict[str, str], part: str) -> dict[str, str]:
+        """Return the variables of the processes of a part, "h" or "d"."""
+        own = {k: v for k, v in env.items() if not k.startswith("SPOTFLEET_") or k in PASSED}
+        if self._user is not None:
+            own = account.environment(own, self.folder / part / HOME)
+        return processes.environment(own, self.folder / part) | AUTH
 
     def _driver_env(self, env: dict[str, str]) -> dict[str, str]:
         path = os.pathsep.join([os.path.dirname(sys.executable), env.get("PATH", os.defpath)])
-        own = {k: v for k, v in env.items() if not k.startswith("SPOTFLEET_") or k in PASSED}
-        return processes.environment(own, self.folder / "d") | AUTH | {
-            "RAY_ADDRESS": self.address, "PATH": path, "PYTHONUNBUFFERED": "1", JOB_CONFIG: SHIPPED}
+        return self._environment(env, "d") | {
+            "RAY_ADDRESS": self.address, HEAD_AT: self.address, "PATH": path, "PYTHONUNBUFFERED": "1",
+            JOB_CONFIG: SHIPPED} | OWN_FIRST
+
+    def _make(self, part: str) -> Path:
+        """Make the folder of a part; return the home folder in it, which its user owns."""
+        folder = processes.make(self.folder / part)
+        home = processes.make(folder / HOME)
+        if self._user is not None:
+            folder.chmod(0o711)
+            self._user.give(home)
+        return home
+
+    def _begin(self) -> None:
+        if self._user is not None:
+            self._user.enter()
+        processes.die_with_parent()
 
     def stop(self) -> None:
         self._over.set()
@@ -68,8 +111,11 @@ class HeadSupervisor:
     async def run(self) -> None:
         """Run until `stop`, a wish to stop, or ORPHAN_S without a dispatcher."""
         await asyncio.to_thread(self._clear)  # what a supervisor that was killed has left
+        self._make("d")
         control = self.folder / "control"
+        mask = os.umask(0o077)  # nobody else connects: its lines name folders in which commands are run
         server = await asyncio.start_unix_server(self._serve, control, limit=MOST_LINE)
+        os.umask(mask)
         tasks = [asyncio.create_task(t) for t in (self._keep_head(), self._keep_observer(), self._watch_orphan())]
         over = asyncio.create_task(self._over.wait())
         try:
@@ -82,6 +128,8 @@ class HeadSupervisor:
             await asyncio.gather(*tasks, over, return_exceptions=True)
             server.close()
             await asyncio.to_thread(self._clear)
+            if self._user is not None:
+                await asyncio.to_thread(account.open_metadata, self._user)
 
     def _clear(self) -> None:
         for part in (self.folder / "h", self.folder / "d"):
@@ -143,10 +191,10 @@ class HeadSupervisor:
             await asyncio.Event().wait()
         env, folder = self._env | start.head_settings(self._listen), self.folder / "h"
         while True:
-            processes.make(folder)
+            home = self._make("h")
             process = await asyncio.create_subprocess_exec(
-                *start.head(self._listen, str(folder), self._dashboard), env=env, stdin=asyncio.subprocess.DEVNULL,
-                preexec_fn=processes.die_with_parent)
+                *start.head(self._listen, str(home / "r"), self._dashboard), env=env, cwd=home,
+                stdin=asyncio.subprocess.DEVNULL, preexec_fn=self._begin)
             self._note(replace(self.report, starts=self.report.starts + 1))
             try:
                 status = await process.wait()
@@ -165,7 +213,7 @@ class HeadSupervisor:
             process = self._observer = await asyncio.create_subprocess_exec(
                 *OBSERVER, self.address, env=self._env,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=MOST_LINE,
-                preexec_fn=processes.die_with_parent)
+                preexec_fn=self._begin)
             assert process.stdout is not None
             try:
                 await self._pass_on()
@@ -210,7 +258,10 @@ async def serve() -> None:
 def main() -> int:
     logging.basicConfig(format="%(asctime)s spotfleet: %(message)s", stream=sys.stdout)
     if "--clear" in sys.argv:  # the cluster has ended: nothing of it is left on this machine
-        processes.end_all(Path(folder_of(os.environ[TOKEN])))
+        folder = Path(folder_of(os.environ[TOKEN]))
+        processes.end_all(folder)
+        if os.environ.get(METADATA):
+            account.forget(folder)
         return 0
     asyncio.run(serve())
     return 0

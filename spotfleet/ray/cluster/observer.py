@@ -10,10 +10,12 @@ import os
 import sys
 import threading
 import time
+from dataclasses import replace
 
 from spotfleet.protocol.messages import dump, load
 from spotfleet.protocol.ray_cluster import RayDrain, RayNode, RayState, RayWish
 from spotfleet.ray.cluster.gcs import Gcs
+from spotfleet.ray.cluster.trials import TrialReader
 
 POLL_S = 0.5
 AGAIN_S = 5.0  # before a node whose raylet does not answer is asked again
@@ -72,7 +74,7 @@ def _read(drainer: Drainer, news: threading.Event) -> None:
 
 
 def main(address: str) -> None:
-    drainer, news, gcs = Drainer(), threading.Event(), None
+    drainer, reader, news, gcs = Drainer(), TrialReader(), threading.Event(), None
     threading.Thread(target=_read, args=(drainer, news), daemon=True).start()
     while True:
         began = time.monotonic()
@@ -81,6 +83,7 @@ def main(address: str) -> None:
             state = gcs.state()
             if drainer.ask(gcs, state.nodes):
                 state = gcs.state()
+            state = replace(state, trials=reader.trials(gcs.trials(), state.nodes, began))
         except ConnectionError as error:
             gcs, state = None, RayState(False, problem=f"the head does not answer: {error}".partition("\n")[0])
         print(dump(state), flush=True)

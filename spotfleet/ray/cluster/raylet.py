@@ -23,7 +23,19 @@ from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
-from spotfleet.protocol.ray_cluster import AUTH, CPUS, GPUS, HEAD_AT, HOST, STORE, TOKEN, VERSIONS, folder_of
+from spotfleet.agent.workers.versions import python_version, ray_version
+from spotfleet.protocol.ray_cluster import (
+    AUTH,
+    CPUS,
+    GPUS,
+    HEAD_AT,
+    HOST,
+    STORE,
+    TOKEN,
+    VERSIONS,
+    folder_of,
+    mismatch,
+)
 from spotfleet.ray.cluster import processes, start
 
 log = logging.getLogger("spotfleet.ray")
@@ -107,7 +119,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def main() -> int:
     logging.basicConfig(format="%(asctime)s spotfleet: %(message)s", stream=sys.stdout)
     env = dict(os.environ)
-    if why := start.mismatch(env.get(VERSIONS, ""), start.ray_version(), start.python_version(), env.get(HOST, "?")):
+    if why := mismatch(env.get(VERSIONS, ""), ray_version(), python_version(), env.get(HOST, "?")):
         log.error(why)
         return 1
     supervisor = RayletSupervisor(env)

@@ -1,4 +1,4 @@
-"""Command lines of `ray start`, and the versions that must agree.
+"""Command lines of `ray start`.
 
 On machines with an address of their own every port is fixed. Several hosts on one machine (provider local, loopback
 addresses) share its ports, so there the kernel chooses them.
@@ -10,7 +10,6 @@ import importlib.util
 import socket
 import sys
 from dataclasses import dataclass
-from importlib import metadata
 
 from spotfleet.protocol.ray_cluster import LABEL
 
@@ -22,6 +21,8 @@ LEAST_STORE = 80 << 20  # Ray refuses less than 75 MiB
 HEALTH = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "2000",
           "RAY_health_check_failure_threshold": "3"}  # a lost node is found within 3 to 9 s; Ray's own values: a minute
 NO_MONITOR = {"RAY_memory_monitor_refresh_ms": "0"}  # it would kill drivers, and count the dispatcher's memory
+# Without grpc `ray start` starts no server for `ray://`, which listens on port 10001, also where another head has it.
+NO_CLIENT_SERVER = "import sys; sys.modules['grpc'] = None; from ray.scripts.scripts import main; main()"
 DASHBOARD_NEEDS = ("aiohttp_cors", "opencensus", "prometheus_client")  # `ray[default]` brings them
 
 
@@ -54,18 +55,6 @@ def head_settings(ip: str) -> dict[str, str]:
     return NO_MONITOR if shares_machine(ip) else {**HEALTH, **NO_MONITOR}
 
 
-def ray_version() -> str:
-    """Return the version of Ray that is installed here; "" for none. It is not imported."""
-    try:
-        return metadata.version("ray")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def python_version() -> str:
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
 def has_dashboard() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in DASHBOARD_NEEDS)
 
@@ -87,21 +76,9 @@ def raylet(address: str, ip: str, folder: str, node: Node) -> list[str]:
 
 
 def _start(ip: str, folder: str) -> list[str]:
-    begin = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--node-ip-address={ip}",
+    begin = [sys.executable, "-c", NO_CLIENT_SERVER, "start", "--block", f"--node-ip-address={ip}",
              f"--temp-dir={folder}"]
     if shares_machine(ip):
         return [*begin, "--min-worker-port=0", "--max-worker-port=0"]
     return [*begin, *(f"--{name}={port}" for name, port in FIXED.items()), f"--min-worker-port={FIRST_WORKER}",
             f"--max-worker-port={LAST_WORKER}"]
-
-
-def mismatch(wanted: str, ray: str, python: str, host: str) -> str:
-    """Return why a host with these versions cannot join a head with `wanted`, "RAY PYTHON"; "" if it can."""
-    if not ray:
-        return (f"host {host} has no Ray: write `ray: {{}}` in the fleet file and make the hosts anew, or install "
-                f"ray=={wanted.partition(' ')[0]} there")
-    head_ray, _, head_python = wanted.partition(" ")
-    for name, own, heads in (("Ray", ray, head_ray), ("Python", python, head_python)):
-        if heads and own != heads:
-            return f"host {host} has {name} {own}, and the head {name} {heads}: install the same on both"
-    return ""

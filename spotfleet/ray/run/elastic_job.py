@@ -70,7 +70,7 @@ class _Actor:
 
 @dataclass(frozen=True)
 class TrainingCall:
-    """A user's function with its arguments, as references to objects of Ray."""
+    """A user's function with its arguments, as they are or as references to objects of Ray."""
 
     function: Any
     args: Any
@@ -182,6 +182,11 @@ class ElasticJob:
         now = time.monotonic()
         with self._lock:
             return self._worker_s + sum(now - a.since for a in self._actors.values() if a.about is not None)
+
+    def places(self) -> dict[str, int]:
+        """Return the number of actors that have their places on each node, by its id."""
+        with self._lock:
+            return dict(Counter(a.node for a in self._actors.values() if a.about is not None))
 
     def shutdown(self) -> None:
         """End all actors."""

@@ -7,12 +7,14 @@ rule of ASHA (Li et al. 2018), with the quantile of Ray's `ASHAScheduler`. Where
 - Exploration ends by the leader. Once the time left is less than `CATCH_UP` of what the leader's epochs took one
   worker, a trial that began now could not come near it. The paper's bounds come from the longest trial.
 - A trial that falls behind is stopped, not paused: it keeps no checkpoint that could bring it back.
+- A rung is judged again only once exploration has ended. Then a trial whose value there has fallen out of the best
+  1/eta meanwhile stops, too, and the better ones get its workers. The paper does so from the beginning.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 
@@ -60,6 +62,7 @@ class HyperSched:
     _epochs: dict[str, int] = field(default_factory=dict)
     _took_s: dict[int, list[float]] = field(default_factory=dict)  # workers -> durations of epochs
     _sizes: dict[str, int] = field(default_factory=dict)
+    _leader: str | None = None  # the best trial that trains, once exploration has ended
 
     def __post_init__(self) -> None:
         rungs = int(math.log(self.max_epochs / self.grace, self.eta) + 1e-9) + 1
@@ -74,7 +77,8 @@ class HyperSched:
             took = self._took_s.setdefault(result.workers, [])
             took.append(result.epoch_s)
             del took[:-KEPT]
-        return result.epochs < self.max_epochs and self._keeps_up(result)
+        keeps_up = result.epochs < self.max_epochs and self._keeps_up(result)
+        return keeps_up and (self._leader is None or result.trial == self._leader or self._is_ahead(result.trial))
 
     def plan(self, live: Sequence[str], waiting: bool, left_s: float) -> SizesPlan:
         """Share the atoms among the trials that train. `live`: in the order of their beginnings; `waiting`: others
@@ -82,6 +86,7 @@ class HyperSched:
         order = sorted(live, key=lambda trial: -self._best.get(trial, -math.inf))
         known = [trial for trial in order if trial in self._best]
         explores, why = self._explores(known, left_s) if waiting else (False, "no trial is left to begin")
+        self._leader = known[0] if known and not explores else None
         if explores or not known:
             return SizesPlan({trial: 1 for trial in order}, explores, why)
         wishes = {trial: 1 for trial in order}
@@ -95,10 +100,18 @@ class HyperSched:
         for epochs, scores in self._rungs:
             if result.epochs < epochs or result.trial in scores:
                 continue
-            behind = bool(scores) and result.score < _quantile(list(scores.values()), 1 - 1 / self.eta)
+            behind = bool(scores) and result.score < self._cutoff(scores)
             scores[result.trial] = result.score
             return not behind
         return True
+
+    def _is_ahead(self, trial: str) -> bool:
+        """Apply ASHA's rule again at the highest rung that the trial has reached, with all values there by now."""
+        scores = next((found for _epochs, found in self._rungs if trial in found), {})
+        return trial not in scores or scores[trial] >= self._cutoff(scores)
+
+    def _cutoff(self, scores: Mapping[str, float]) -> float:
+        return _quantile(list(scores.values()), 1 - 1 / self.eta)
 
     def _explores(self, known: Sequence[str], left_s: float) -> tuple[bool, str]:
         if not known or not self._took_s:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,6 +27,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spotfleet.errors import SpotfleetError
+from spotfleet.protocol.messages import dump
+from spotfleet.protocol.ray_cluster import TRIALS_KEY, TRIALS_NAMESPACE, PlacedTrial, PlacedTrials
 from spotfleet.ray import drains
 from spotfleet.ray.installed import connected_ray
 from spotfleet.ray.params import check_count
@@ -53,6 +56,8 @@ class TrialClaim:
     gpus: float = 0.0
     run: str = ""  # differs after each start of the trial's coordinator
     worker_s: float = 0.0  # time of all workers of this run together
+    name: str = ""  # Tune's, for people
+    nodes: Mapping[str, int] = field(default_factory=dict)  # id of a node -> workers that have their places there
 
 
 @dataclass(frozen=True)
@@ -153,6 +158,11 @@ class Sizes:
             t: TrialSize(found.size, found.claim.least, found.claim.most, self._goal(t))
             for t, found in self._trials.items()})
 
+    def placed(self) -> tuple[PlacedTrial, ...]:
+        """Return the trials whose workers have places, for the bill of a fleet."""
+        claims = [found.claim for found in self._trials.values() if found.claim.nodes]
+        return tuple(PlacedTrial(c.trial_id, c.name, dict(c.nodes), c.cpus, c.gpus) for c in claims)
+
     @property
     def free(self) -> int:
         return self.atoms - sum(found.size for found in self._trials.values())
@@ -200,6 +210,7 @@ class SizesActor:
         self._busy = self._looked = time.monotonic()
         self._tender: Any = None
         self._held_until = 0.0
+        self._beat = int(1000 * time.time())  # another number than that of an actor that was lost
 
     async def claim(self, claim: TrialClaim, known: int, wait_s: float) -> int:
         """Return the trial's size, once it is not `known` any more, or after `wait_s`."""
@@ -254,6 +265,8 @@ class SizesActor:
             self._sizes.expire(now)
             self._sizes.hold(now < self._held_until)
             self._wake()
+            self._beat += 1
+            await asyncio.to_thread(_publish, PlacedTrials(self._beat, self._sizes.placed()))
             if self._sizes.sizes():
                 self._busy = now
             elif now - self._busy > IDLE_S:
@@ -317,6 +330,14 @@ class SizesClient:
             # It has ended; its name is free once Ray knows that. The next one learns all from the trials' claims.
             self._actor = None
             time.sleep(NEXT_EVERY_S)
+
+
+def _publish(trials: PlacedTrials) -> None:
+    """Write the trials where the observer of a fleet's cluster reads them (`ray/cluster/trials.py`)."""
+    kv: Any = importlib.import_module("ray.experimental.internal_kv")
+    # Where Ray's head does not answer, the next second's value is as good.
+    with contextlib.suppress(connected_ray().exceptions.RayError, RuntimeError):
+        kv._internal_kv_put(TRIALS_KEY, dump(trials).encode(), overwrite=True, namespace=TRIALS_NAMESPACE)
 
 
 def resize(trial_id: str, workers: int) -> int:

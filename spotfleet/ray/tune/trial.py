@@ -27,6 +27,7 @@ from spotfleet.ray.tune.worker import TrialPlace, train_in_trial
 
 FOLLOW_S = 1.0  # the longest wait for a new size
 SAVE_LIMIT_S = 600.0  # for the function to come to its next report, and to write a checkpoint
+INLINE_BYTES = 64 << 10  # below Ray's own limit (max_direct_call_object_size)
 MICRO = 1e-6
 
 
@@ -60,7 +61,7 @@ class TrialRun:
         self._params = params
         self._sizes = SizesClient()
         self._claim = TrialClaim(place.trial_id, params.min_workers, params.max_workers, 0, plan.atoms,
-                                 params.cpus_per_worker, params.gpus, uuid.uuid4().hex)
+                                 params.cpus_per_worker, params.gpus, uuid.uuid4().hex, name=place.trial_name)
         self._earlier_s = 0.0
         self._job: ElasticJob | None = None
         self._failure: Exception | None = None
@@ -138,11 +139,13 @@ class TrialRun:
         params = replace(self._params, max_workers=size)
         job = ElasticJob(params, environment(params, plan.env), on_log=self._mailbox.receive)
         args = plan.function, self._config, self._given, self._place
-        job.begin(TrainingCall(ray.put(train_in_trial), ray.put(args), ray.put({})))
+        job.begin(trial_call(args, importlib.import_module("ray.cloudpickle").dumps, ray.put))
         self._job = job
 
     def _current_claim(self) -> TrialClaim:
-        return replace(self._claim, worker_s=self._job.worker_s() if self._job is not None else 0.0)
+        if self._job is None:
+            return self._claim
+        return replace(self._claim, worker_s=self._job.worker_s(), nodes=self._job.places())
 
     def _ended(self) -> bool:
         return self._failure is not None or (self._job is not None and self._job.ended.is_set())
@@ -160,6 +163,15 @@ class TrialRun:
     def _at(self, path: str) -> Any:
         tune = importlib.import_module("ray.tune")
         return tune.Checkpoint(path=path, filesystem=self._place.storage.storage_filesystem)
+
+
+def trial_call(args: tuple[Any, ...], pickled: Callable[[Any], bytes], put: Callable[[Any], Any]) -> TrainingCall:
+    """Return the call of a trial's workers; large arguments are put into Ray's object store.
+
+    Small ones come with each call: a raylet asks every node that has had a copy of an object, and waits for 10 s for a
+    lost one, which would delay the trial whose only worker was there.
+    """
+    return TrainingCall(train_in_trial, args if len(pickled(args)) <= INLINE_BYTES else put(args), {})
 
 
 def trainable(plan: ElasticPlan, coordinator: dict[str, float]) -> type:

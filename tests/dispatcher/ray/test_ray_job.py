@@ -14,10 +14,10 @@ from spotfleet.dispatcher.jobs.context import JobContext, RayView
 from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.jobs.validation import check
 from spotfleet.errors import UsageError
-from spotfleet.fleet.domain.events import JobChanged
+from spotfleet.fleet.domain.events import JobChanged, SetupFailed
 from spotfleet.fleet.domain.state import Host
 from spotfleet.model import CloudState, HostState, JobSpec, JobState, Market, Offer, Role
-from spotfleet.protocol.messages import AgentReport, WorkerReport, WorkerState
+from spotfleet.protocol.messages import AgentReport, Exit, WorkerReport, WorkerState
 
 OFFER = Offer("local", "r", "z", "t", Market.SPOT, 2, 1000, 3000)
 SPEC = JobSpec("ray", run="raylet", kind="ray", per_host=True, min_workers=1, max_workers=4)
@@ -77,6 +77,17 @@ def test_a_lost_head_is_an_event_and_the_reason_in_the_status_and_ends_no_raylet
     assert ray_job.wanted() == {"h1", "h2"}
     again = ray_job.step(UP)
     assert [e.state for e in again if isinstance(e, JobChanged)] == [JobState.RUNNING]
+
+
+def test_a_host_with_another_ray_is_an_event_and_the_reason_in_the_status_and_others_go_on(ray_job: RayJob):
+    why = "host h1 has Ray 2.59.0, and the head Ray 2.60.0: install the same on both"
+    [name] = [w.name for w in ray_job.job.workers.live() if w.host == "h1"]
+    failed = WorkerReport(name, "ray-1", error=why, setup_tries=1)
+    ray_job.job.receive(AgentReport("h1", "1", "127.0.0.1", 2, (WorkerState(failed, 0, exit=Exit(1)),)), ray_job.now)
+    events = ray_job.step(UP)
+    assert [(e.host, e.why) for e in events if isinstance(e, SetupFailed)] == [("h1", why)]
+    assert (ray_job.job.state, ray_job.job.record.why) == (JobState.RUNNING, f"Ray runs on 2 hosts; {why}")
+    assert "h2" in ray_job.wanted()
 
 
 @pytest.mark.parametrize(("wrong", "secrets", "said"), [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from spotfleet.ray.cluster import head, start
+from spotfleet.ray.cluster import head
 
 if __name__ == "__main__":
-    start.ray_version = lambda: ""
+    head.ray_version = lambda: ""
     sys.exit(head.main())

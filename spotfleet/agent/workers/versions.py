@@ -1,0 +1,18 @@
+"""Versions of what a raylet on this host would run, which have to be those of its head."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+
+
+def ray_version() -> str:
+    """Return the version of Ray that is installed here; "" for none. It is not imported."""
+    try:
+        return metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def python_version() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
