@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotfleet.protocol.ray_cluster import RayGang, RayNode, RayRequest, RayState
-from spotfleet.ray.cluster.gcs import state_of
+from spotfleet.ray.cluster.gcs import Gcs, state_of
 
 pb = pytest.importorskip("ray.core.generated.autoscaler_pb2")
 
@@ -37,6 +37,17 @@ def test_nodes_requests_gangs_and_constraints_are_read_from_rays_message():
         True, (RayNode("01", "", total, free), RayNode("02", "f-1", total, free, idle_s=2.5),
                RayNode("03", "f-2", total, free, draining=True)),
         (RayRequest({"CPU": 1.0, "GPU": 1.0}, 2),), (RayGang((one, one), spread=True),), (RayRequest({"CPU": 4.0}, 3),))
+
+
+def test_a_head_that_refuses_the_token_or_does_not_answer_counts_as_a_lost_connection(monkeypatch):
+    from ray.exceptions import RpcError
+
+    def refuse(address: str) -> None:
+        raise RpcError("Unauthenticated")
+
+    monkeypatch.setattr("ray._raylet.GcsClient", refuse)
+    with pytest.raises(ConnectionError, match="Unauthenticated"):
+        Gcs("127.0.0.9:6379")
 
 
 def test_the_calls_that_drain_and_observe_exist():

@@ -31,7 +31,7 @@ class Gcs:
         from ray.core.generated import autoscaler_pb2
 
         self._pb = autoscaler_pb2
-        self._client = GcsClient(address=address)
+        self._client = self._call(GcsClient, address=address)
 
     def state(self) -> RayState:
         """Return the state of the cluster."""

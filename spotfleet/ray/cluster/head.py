@@ -43,7 +43,7 @@ HOME = "home"
 AGAIN_S = 0.5  # before a head or observer that has ended is started again
 END_S = 2.0
 ORPHAN_S = 600.0  # without a dispatcher
-SILENT_S = 30.0  # without a line of the observer, whose calls have limits far below
+SILENT_S = 120.0  # without a line of the observer, whose calls have limits far below, also to import Ray and to connect
 OBSERVER = sys.executable, "-m", "spotfleet.ray.cluster.observer"
 MOST_LINE = 16 << 20
 # What Ray reads at a driver's init: the working directory of the driver goes to every node that runs something of it.
