@@ -75,6 +75,7 @@ def test_without_ray_the_head_says_what_to_install(play):
         assert "[ray]" in link.report.state.problem
         await link.clear()
         assert not supervisors() and not Path(folder_of(token)).exists() and not link.active
+        assert not link.problem, "the next cluster would begin with it"
 
     play(scene)
 

@@ -75,7 +75,7 @@ class HeadLink:
             if process.poll() is None:
                 process.kill()
             await asyncio.to_thread(process.wait)
-        self.report = None
+        self.report, self.problem = None, ""
 
     async def clear(self) -> None:
         """End the head, and remove every process and file of the cluster from this machine."""
