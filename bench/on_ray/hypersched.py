@@ -92,7 +92,8 @@ class Cluster:
         best = max(score, self.results.get(name, (score, 0.0))[0])
         self.results[name] = best, trial.curve.accuracy(trial.epochs)
         epoch_s = self.curves.epoch_s / trial.workers**SCALING
-        if self.scheduler.observe(TrialResult(name, int(trial.epochs), score, trial.workers, epoch_s)):
+        first_s = START_S + epoch_s if trial.epochs == 1 else None
+        if self.scheduler.observe(TrialResult(name, int(trial.epochs), score, trial.workers, epoch_s, first_s)):
             trial.since = now
             self.expect(name, now)
         else:

@@ -103,6 +103,17 @@ def test_after_exploration_the_best_trial_goes_on_though_others_have_passed_it_a
     assert observe(scheduler, "slow", 18, 0.94)
 
 
+def test_a_newcomers_time_to_its_first_result_counts_too() -> None:
+    """The shortest one: a trial that waited for workers began no later than it could."""
+    scheduler = HyperSched(atoms=8)
+    for trial, first_s in (("waited", 900.0), ("good", 20.0)):
+        scheduler.observe(TrialResult(trial, 1, 0.1, 1, None, first_s))
+    observe(scheduler, "good", 16, 0.9, epoch_s=10)
+
+    assert scheduler.plan(["good"], waiting=True, left_s=101).explores
+    assert not scheduler.plan(["good"], waiting=True, left_s=99).explores
+
+
 def test_the_leader_is_the_best_trial_that_still_trains() -> None:
     scheduler = HyperSched(atoms=2)
     observe(scheduler, "ended", 50, 0.99, epoch_s=10)

@@ -70,12 +70,13 @@ class DeadlineScheduler:
         if self._metric not in result or self._time_attr not in result:
             return CONTINUE
         workers = result.get("workers", 1)
+        first_s = None if trial.trial_id in self._workers else result["time_this_iter_s"]
         timed = self._workers.get(trial.trial_id) == workers
         self._workers[trial.trial_id] = workers
         score = float(result[self._metric]) * (1 if self._mode == "max" else -1)
         epoch_s = result["time_this_iter_s"] if timed else None
         goes_on = self._rules.observe(
-            TrialResult(trial.trial_id, int(result[self._time_attr]), score, workers, epoch_s))
+            TrialResult(trial.trial_id, int(result[self._time_attr]), score, workers, epoch_s, first_s))
         if goes_on:
             self._share(tune_controller)
         return CONTINUE if goes_on else STOP

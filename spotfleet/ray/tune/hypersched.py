@@ -4,8 +4,9 @@ After Liaw et al., "HyperSched: Dynamic Resource Reallocation for Model Developm
 with one worker per trial first, then give the workers to the best trials. Trials that fall behind are stopped by the
 rule of ASHA (Li et al. 2018), with the quantile of Ray's `ASHAScheduler`. Where the rules differ from the paper's:
 
-- Exploration ends by the leader. Once the time left is less than `CATCH_UP` of what the leader's epochs took one
-  worker, a trial that began now could not come near it. The paper's bounds come from the longest trial.
+- Exploration ends by the leader. Once the time left, without that until a first result, is less than `CATCH_UP` of what
+  the leader's epochs took one worker, a trial that began now could not come near it. The paper's bounds come from the
+  longest trial.
 - A trial that falls behind is stopped, not paused: it keeps no checkpoint that could bring it back.
 - A rung is judged again only once exploration has ended. Then a trial whose value there has fallen out of the best
   1/eta meanwhile stops, too, and the better ones get its workers. The paper does so from the beginning.
@@ -31,6 +32,7 @@ class TrialResult:
     score: float  # higher is better
     workers: int  # that it had during the last epoch
     epoch_s: float | None  # how long that epoch took; None: not known, or with the start or a resize in it
+    first_s: float | None = None  # from its beginning to this result, if this is its first one
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class HyperSched:
     _epochs: dict[str, int] = field(default_factory=dict)
     _took_s: dict[int, list[float]] = field(default_factory=dict)  # workers -> durations of epochs
     _sizes: dict[str, int] = field(default_factory=dict)
+    _first_s: float | None = None  # least time to a first result: others have waited for atoms as well
     _leader: str | None = None  # the best trial that trains, once exploration has ended
 
     def __post_init__(self) -> None:
@@ -77,6 +80,8 @@ class HyperSched:
             took = self._took_s.setdefault(result.workers, [])
             took.append(result.epoch_s)
             del took[:-KEPT]
+        if result.first_s is not None:
+            self._first_s = result.first_s if self._first_s is None else min(self._first_s, result.first_s)
         keeps_up = result.epochs < self.max_epochs and self._keeps_up(result)
         return keeps_up and (self._leader is None or result.trial == self._leader or self._is_ahead(result.trial))
 
@@ -117,9 +122,11 @@ class HyperSched:
         if not known or not self._took_s:
             return True, "no epoch has been timed yet"
         took_s = self._epochs[known[0]] * self._epoch_s(1)
-        if left_s >= CATCH_UP * took_s:
+        first_s = self._first_s or 0.0
+        if left_s - first_s >= CATCH_UP * took_s:
             return True, f"{left_s:.0f} s are left; a trial that begins now can come near the best"
-        return False, f"{left_s:.0f} s are left, and the best trial's epochs took one worker {took_s:.0f} s"
+        return False, (f"{left_s:.0f} s are left, a first result takes {first_s:.0f} s, and the best trial's epochs "
+                       f"took one worker {took_s:.0f} s")
 
     def _gains(self, workers: int, more: int, left_s: float) -> bool:
         return (left_s - self.resize_s) / self._epoch_s(more) > GAIN * left_s / self._epoch_s(workers)
