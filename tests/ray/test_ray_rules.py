@@ -304,11 +304,13 @@ def test_a_coordinator_goes_on_with_the_run_of_one_that_was_lost_and_with_its_ne
     first = coordinators(checkpoint_target="/kept")
     assert first._job.begun == 0
     first.begin(CALL)
-    first.resize(None, 3)
+    first.resize(1, 3)
     second = coordinators(checkpoint_target="/kept")
-    assert (second._job.begun, second._job.limits) == (1, (2, 3)) and "placed anew" in second.changes()[0]
+    assert (second._job.begun, second._job.limits) == (1, (1, 3)) and "placed anew" in second.changes()[0]
     second.begin(CALL)  # the driver had no answer from the first one
     assert second._job.begun == 1
+    second.resize(None, 4)
+    assert coordinators(checkpoint_target="/kept")._job.limits == (1, 4)
 
 
 def test_without_a_checkpoint_the_run_of_a_lost_coordinator_has_failed(coordinators):

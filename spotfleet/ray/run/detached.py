@@ -66,6 +66,7 @@ class CoordinatorActor:
 
     def _go_on(self, record: RunRecord) -> None:
         """Train from the newest checkpoint, in place of a coordinator that was lost."""
+        self._params = replace(self._params, min_workers=record.min_workers, max_workers=record.max_workers)
         if not self._params.checkpoint_target:
             why = f"the coordinator of {self._name!r} was lost, and its workers with it; no checkpoint was kept"
             self._end = RunEnd(error=SpotfleetError(
