@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 from spotfleet.errors import SpotfleetError
 from spotfleet.ray import ElasticExecutor
 from spotfleet.ray.run.checkpoints import newest, target_of
-from tests.ray.conftest import eventually
+from tests.ray.conftest import ADDRESS, eventually
 from tests.ray.test_elastic_executor import Run, steps
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -33,6 +35,35 @@ def begins(folder: Path, run: Run, before: set[int], workers: int) -> list[int]:
         return [rows[0][1] for pid, rows in steps(folder).items() if pid not in before and rows]
 
     return eventually(lambda: (found := first()) and len(found) == workers and found)
+
+
+DRIVER = """
+import sys
+import ray
+from spotfleet.ray import ElasticExecutor
+from tests.ray.test_elastic_executor import train_until
+ray.init(sys.argv[1], _node_ip_address=sys.argv[2], log_to_driver=False)
+executor = ElasticExecutor(min_workers=1, max_workers=1, checkpoint_target=sys.argv[4], checkpoint_every_s=0.5)
+executor.start()
+executor.run(train_until, args=[sys.argv[3]])
+"""
+
+
+def test_the_workers_of_a_killed_driver_end_and_the_same_call_again_goes_on(cluster, shut_down, tmp_path):
+    target = tmp_path / "kept"
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, cluster.address, ADDRESS, str(tmp_path), str(target)])
+    try:
+        eventually(lambda: driver.poll() is not None or kept(target) >= 20)
+    finally:
+        driver.kill()
+        assert driver.wait() == -signal.SIGKILL
+    before, version = set(steps(tmp_path)), kept(target)
+    eventually(lambda: not any(psutil.pid_exists(pid) for pid in before))
+    executor = shut_down(ElasticExecutor(min_workers=1, max_workers=1, checkpoint_target=str(target)))
+    executor.start()
+    run = Run(executor, tmp_path)
+    assert begins(tmp_path, run, before, 1)[0] >= version
+    assert [rank for rank, _ in run.ends()] == [0]
 
 
 def kill_coordinator(cluster) -> None:
