@@ -17,7 +17,8 @@ from spotfleet.protocol.ray_cluster import RayDrain, RayNode, RayState, RayWish
 from spotfleet.ray.cluster.gcs import Gcs
 from spotfleet.ray.cluster.trials import TrialReader
 
-POLL_S = 0.5
+POLL_S = 0.25
+REST = 1.0  # pause after a look, in durations of that look: a large cluster's state is read less often
 AGAIN_S = 5.0  # before a node whose raylet does not answer is asked again
 EARLIER_S = 2.0  # a host's end that comes so much earlier is news
 
@@ -87,7 +88,8 @@ def main(address: str) -> None:
         except ConnectionError as error:
             gcs, state = None, RayState(False, problem=f"the head does not answer: {error}".partition("\n")[0])
         print(dump(state), flush=True)
-        news.wait(max(0.05, POLL_S - (time.monotonic() - began)))
+        took_s = time.monotonic() - began
+        news.wait(max(REST * took_s, POLL_S - took_s))
         news.clear()
 
 
