@@ -1,5 +1,6 @@
 """One script on a Ray cluster: Dask prepares the data, elastic workers train, and Tune searches from their weights.
 
+    spotfleet ray submit examples/ray_pipeline.py            on the Ray cluster of a fleet
     python examples/ray_pipeline.py --address HEAD:6379      on a cluster that exists
     python examples/ray_pipeline.py --address local          on this machine alone
 

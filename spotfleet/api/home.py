@@ -38,6 +38,7 @@ from spotfleet.storage import atomic, locks, private
 LOCK_WAIT_S = 5.0  # another command may be about to end
 YIELD_S = 120.0  # for an `up` to notice that a `down` was started: it checks between two calls of the provider
 REPORT_AFTER_S = 0.5  # a longer wait is reported, with the command that is waited for
+SHOWN_ENDED = 5  # ended fleets that are named where none lives
 FIRST_DOWN_S = 1200.0  # longest wait of a second `down` for the first, whose own waits are shorter
 
 
@@ -264,7 +265,7 @@ class Home:
         if len(live or fleets) > 1:
             raise UsageError("there are several fleets; say which one" if live else
                              "no fleet is up, and several have been; say which one",
-                             hint=_how_to_name([f.name for f in live or fleets], up=not live))
+                             hint=_how_to_name(live or newest(fleets), len(live or fleets), up=not live))
         return (live or fleets)[0]
 
     def sweep(self) -> None:
@@ -283,8 +284,8 @@ class Home:
         return FleetDir(target)
 
     def _unknown(self, name: str, fleets: list[FleetDir]) -> FleetDir:
-        there = f"there are: {', '.join(f.name for f in fleets)}" if fleets else "`spotfleet up FILE` makes one"
-        raise NoSuchFleet(f"there is no fleet '{name}'", hint=there)
+        there = f"there are: {_named(self.living() or newest(fleets), len(fleets))}"
+        raise NoSuchFleet(f"there is no fleet '{name}'", hint=there if fleets else "`spotfleet up FILE` makes one")
 
 
 def _held(path: Path, wait_s: float, waiting: Callable[[str], None]) -> AbstractContextManager[str]:
@@ -316,8 +317,19 @@ def write_whole(path: Path, text: str) -> None:
     atomic.write(path, text, draft=path.with_name(f".{path.name}.{os.getpid()}"))
 
 
-def _how_to_name(names: list[str], up: bool) -> str:
-    """Return how a command names one of several fleets. `up`: none of them lives, so that one may be wanted first."""
-    first = "`spotfleet up FILE` makes one; " if up else ""
-    return (f"{first}name it, as in `spotfleet status {names[0]}` or `spotfleet logs -c {names[0]}`; "
-            f"one of: {', '.join(names)}")
+def newest(fleets: list[FleetDir]) -> list[FleetDir]:
+    """Return the SHOWN_ENDED fleets that were changed last, by name: each `horovodrun` leaves one that has ended."""
+    by_time = sorted(fleets, key=lambda f: (f.path / "fleet.json").stat().st_mtime)
+    return sorted(by_time[-SHOWN_ENDED:], key=lambda f: f.name)
+
+
+def _named(shown: list[FleetDir], count: int) -> str:
+    more = f" and {count - len(shown)} more, see `spotfleet status --all`" if count > len(shown) else ""
+    return ", ".join(f.name for f in shown) + more
+
+
+def _how_to_name(shown: list[FleetDir], count: int, up: bool) -> str:
+    """Return how a command names one of `count` fleets. `up`: none of them lives, so that one may be wanted first."""
+    first, name = "`spotfleet up FILE` makes one; " if up else "", shown[0].name
+    return (f"{first}name it, as in `spotfleet status {name}` or `spotfleet logs -c {name}`; "
+            f"one of: {_named(shown, count)}")

@@ -19,7 +19,12 @@ import sys
 
 def main() -> None:
     """Run the console script."""
-    from spotfleet.cli.app import handle_sigterm, run
+    try:
+        from spotfleet.cli.app import handle_sigterm, run
 
-    handle_sigterm()
-    sys.exit(run(sys.argv[1:]))
+        handle_sigterm()
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # while modules are imported
+        print("interrupted", file=sys.stderr)
+        code = 130
+    sys.exit(code)

@@ -492,14 +492,15 @@ cost_options.register(app)
 @app.command()
 def cancel(
     job: Annotated[str, typer.Argument(help="As `jobs` shows it.", show_default=False,
-                                       autocompletion=completion.jobs)], cluster: Cluster = "",
+                                       autocompletion=completion.jobs)] = "", cluster: Cluster = "",
+    everything: Annotated[bool, typer.Option("-a", "--all", help="All jobs of the fleet that have not ended.")] = False,
 ) -> None:
     """End a job; the fleet stays."""
-    call("write", "cancel", cluster, job)
+    call("write", "cancel", cluster, job, everything=everything)
 
 
 @app.command()
-def drain(host: Host, cluster: Cluster = "") -> None:
+def drain(host: Host = "", cluster: Cluster = "") -> None:
     """Release a host without losing work; it is replaced."""
     call("write", "drain", cluster, host)
 
@@ -596,7 +597,7 @@ def port_forward(
 
 @app.command()
 def revoke(
-    host: Host, cluster: Cluster = "", yes: Yes = False,
+    host: Host = "", cluster: Cluster = "", yes: Yes = False,
     why: Annotated[str, typer.Option("--why", metavar="TEXT", help="For the record.", show_default=False)] = "",
 ) -> None:
     """Stop trusting a host: reject, end and replace it."""
@@ -605,7 +606,7 @@ def revoke(
 
 @chaos.command()
 def preempt(
-    host: Host, cluster: Cluster = "",
+    host: Host = "", cluster: Cluster = "",
     notice: Annotated[float, typer.Option("--notice", min=0, metavar="SECONDS", help="Warning before it goes.")] = 120,
 ) -> None:
     """Interrupt a host after a notice."""
@@ -613,7 +614,7 @@ def preempt(
 
 
 @chaos.command()
-def kill(host: Host, cluster: Cluster = "") -> None:
+def kill(host: Host = "", cluster: Cluster = "") -> None:
     """Interrupt a host now, without a notice."""
     call("write", "interrupt", cluster, host, None)
 

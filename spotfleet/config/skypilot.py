@@ -193,6 +193,9 @@ def _place(document: Document, one: dict[str, Any], at: Place, installed: Instal
         if cloud.lower() in KUBERNETES:
             one["infra"] = cloud.lower()
     one = {key: value for key, value in one.items() if value is not None}
+    images, place = one.get("image_id"), str(one.get("infra") or "").split("/")
+    if isinstance(images, dict) and (image := images.get(one.get("region") or "".join(place[1:2]))):
+        one["image_id"] = image  # the images are one for each region
     if "gpus" in one and "accelerators" not in one:
         one["accelerators"] = one.pop("gpus")
     if "accelerators" in one:

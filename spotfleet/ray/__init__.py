@@ -2,7 +2,7 @@
 
     executor.py         ElasticExecutor and RayExecutor: the names of both generations of Horovod on Ray
     params.py           their parameters, checked; logger.py, discovery.py: Horovod's helpers
-    run/elastic_job.py  loop of one elastic run, in the driver or in a detached actor (detached.py)
+    run/elastic_job.py  loop of one elastic run, in the driver or in a detached actor (detached.py, record.py)
     run/static_job.py   fixed number of workers, which keep their processes over many calls
     run/coordinator.py  Membership with its workers' reports; line.py: the TCP server that they connect to. No Ray
     run/checkpoints.py  target of a run's checkpoints, and the newest one there

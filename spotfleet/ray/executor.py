@@ -47,7 +47,7 @@ class ElasticExecutor:
                              hint="set settings.discovery, for instance to TestDiscovery(...), or leave it out")
         self.detached = detached
         self._local: ElasticJob | None = None
-        self._remote: Any = None
+        self._remote: detached_job.DetachedRun | None = None
 
     create_settings = staticmethod(create_settings)
 
@@ -89,19 +89,17 @@ class ElasticExecutor:
         ray, given, more = connected_ray(), tuple(args or ()), dict(kwargs or {})
         check_sendable(fn, given, more)
         with by_value(fn):
-            # Each worker that joins later gets the same object from the store.
-            work = TrainingCall(*(ray.put(part) for part in (fn, given, more)))
-        if self._remote is not None:
-            ray.get(self._remote.begin.remote(work.function, work.args, work.kwargs))
-        else:
-            self._job().begin(work)
+            if self._remote is not None:
+                self._remote.begin(*(ray.cloudpickle.dumps(part) for part in (fn, given, more)))
+            else:  # each worker that joins later gets the same object from the store
+                self._job().begin(TrainingCall(*(ray.put(part) for part in (fn, given, more))))
         return self.result(callbacks)
 
     def result(self, callbacks: Callbacks = None) -> list[Any]:
         """Wait for the end of the run that is in progress, also of one that `attach` has found. Returns and raises as
         `run` does."""
-        return self._remote_end(list(callbacks or ())).get() if self._remote is not None else self._local_end(
-            list(callbacks or ())).get()
+        calls = list(callbacks or ())
+        return (self._local_end(calls) if self._remote is None else self._remote_end(self._remote, calls)).get()
 
     def resize(self, min_workers: int | None = None, max_workers: int | None = None) -> None:
         """Change the limits while it trains. Workers join and leave at step boundaries; none repeats a step.
@@ -109,32 +107,27 @@ class ElasticExecutor:
         Raises UsageError for a `max_workers` below the run's `min_workers`.
         """
         if self._remote is not None:
-            self.params = connected_ray().get(self._remote.resize.remote(min_workers, max_workers))
+            self.params = self._remote.ask("resize", min_workers, max_workers)
         else:
             self.params = self._job().resize(min_workers, max_workers)
 
     def status(self) -> RunStatus:
         """Return the phase of the run, the reason for its wait, and its members."""
         if self._remote is not None:
-            return connected_ray().get(self._remote.standing.remote())
+            return self._remote.ask("standing")
         return self._job().standing()
 
     @property
     def changes(self) -> list[str]:
         """Each change of membership so far, in one line."""
         if self._remote is not None:
-            return connected_ray().get(self._remote.progress.remote(0.0)).changes
+            return self._remote.ask("changes")
         return list(self._job().changes)
 
     def shutdown(self) -> None:
         """End all workers, and a detached run."""
         if self._remote is not None:
-            ray = connected_ray()
-            try:
-                ray.get(self._remote.shutdown.remote())
-                ray.kill(self._remote)
-            except ray.exceptions.RayActorError:
-                pass  # it has ended
+            self._remote.shutdown()
         elif self._local is not None:
             self._local.shutdown()
         self._local = self._remote = None
@@ -157,10 +150,9 @@ class ElasticExecutor:
         pump(job, callbacks)
         return job.result()
 
-    def _remote_end(self, callbacks: list[Callable[[Any], Any]]) -> RunEnd:
-        ray = connected_ray()
+    def _remote_end(self, remote: detached_job.DetachedRun, callbacks: list[Callable[[Any], Any]]) -> RunEnd:
         while True:
-            progress: detached_job.RunProgress = ray.get(self._remote.progress.remote(PROGRESS_S))
+            progress: detached_job.RunProgress = remote.ask("progress", PROGRESS_S)
             for info in progress.logs:
                 for callback in callbacks:
                     callback(info)

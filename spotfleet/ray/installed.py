@@ -43,8 +43,13 @@ def load_tune() -> Any:
 
 
 def connected_ray() -> Any:
-    """Return the module `ray`. Raises UsageError where it is not connected: an executor never connects by itself."""
+    """Return the module `ray`. Raises UsageError where it is not connected: an executor never connects by itself. So it
+    does for Ray Client, since the workers have to reach the process that coordinates them."""
     ray = load_ray()
+    if ray.util.client.ray.is_connected():
+        raise UsageError("Ray is connected by Ray Client (ray://), and workers cannot reach this process",
+                         hint='run this program on a machine of the cluster, with ray.init(address="auto"); on a '
+                              "fleet: `spotfleet ray submit`")
     if not ray.is_initialized():
         raise UsageError("Ray is not connected to a cluster",
                          hint='call ray.init(address="HEAD:6379") first, or ray.init(address="local") for this machine')

@@ -31,6 +31,7 @@ from spotfleet.train import current as current_runtime
 from spotfleet.train import default_group, watch
 from spotfleet.train.comm import backends
 from spotfleet.train.comm.group import Group
+from spotfleet.train.comm.script_lines import parse_ahead
 from spotfleet.train.data.sampler import Elastic
 from spotfleet.train.features import nccl_version
 from spotfleet.train.gradients.optimizer_tag import OptimizerList, handle_of
@@ -107,6 +108,7 @@ class Runtime(IterationEvents):
         self._calls = FunctionCalls(function)
         if self.control is not None:
             _warm_up()
+            parse_ahead(getattr(function, "func", function))
             self._checkpointer = make_checkpointer(self)
             self.reads.print_all()
             self.control.update(stage=Stage.READY, **self.bound())

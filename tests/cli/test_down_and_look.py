@@ -422,6 +422,12 @@ def test_the_dispatchers_machine_cannot_be_taken_away(up, command):
     assert "digits-0, digits-1, digits-2" in said.err and "digits-d-0" in up.cloud.living()
 
 
+@pytest.mark.parametrize("command", ["drain", "revoke", "chaos kill", "chaos preempt"])
+def test_a_command_on_a_host_without_its_name_lists_the_hosts(up, command):
+    said = up.fails(command, code=2)
+    assert "no host of fleet 'digits' is named" in said.err and "it has digits-0, digits-1, digits-2" in said.err
+
+
 def test_hosts_of_an_ended_fleet_are_not_looked_for(up):
     up.ok("down -y")
     assert "fleet 'digits' is down" in up.fails("drain digits-0").err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ import pytest
 
 from spotfleet import plugins, version
 from spotfleet.api import train
-from spotfleet.cli import completion, console
+from spotfleet.cli import completion, console, main
 from spotfleet.cli.app import app
 from spotfleet.cli.commands import follow
 from spotfleet.errors import UsageError
@@ -39,6 +40,32 @@ def test_the_status_of_all_fleets_lists_also_ended_ones(up):
     assert listed == [["digits", "up"], ["two", "down"]]
     assert [f["fleet"] for f in json.loads(up.ok("status -a -o json").out)] == ["digits", "two"]
     assert "leave the name" in up.fails("status two --all", code=2).err
+
+
+def test_of_many_fleets_that_have_ended_the_newest_are_named_and_the_others_counted(up):
+    up.ok("down digits -y")
+    fleets = up.home / "fleets"
+    record = json.loads((fleets / "digits" / "fleet.json").read_text())
+    for number in range(7):
+        (fleets / f"train-{number}").mkdir()
+        text = json.dumps(record | {"spec": record["spec"] | {"name": f"train-{number}"}})
+        (fleets / f"train-{number}" / "fleet.json").write_text(text)
+        os.utime(fleets / f"train-{number}" / "fleet.json", (number, number))
+    said = up.ok("status")
+    assert [line.split()[0] for line in said.out.splitlines()[1:]] == [
+        "digits", "train-3", "train-4", "train-5", "train-6"]
+    assert "and 3 more fleets that ended before: `spotfleet status --all`" in said.err
+    assert len(json.loads(up.ok("status -o json").out)) == 8
+    named = "digits, train-3, train-4, train-5, train-6 and 3 more, see `spotfleet status --all`"
+    assert f"one of: {named}" in up.fails("events", code=2).err
+    assert f"there are: {named}" in up.fails("status lab").err
+
+
+def test_ctrl_c_while_modules_are_imported_ends_with_one_line(monkeypatch, capsys):
+    monkeypatch.setattr("spotfleet.cli.app.handle_sigterm", lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 130 and capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_fleet_that_is_named_and_does_not_exist_is_an_error(user):

@@ -31,6 +31,6 @@ def test_help_imports_nothing_heavy(line, libraries):
 
 @pytest.mark.parametrize("line", ["nonsense", "up", "status --nope", "chaos preempt h --notice x", "logs --rank -1"])
 def test_wrong_usage_exits_with_2_and_says_where_help_is(line):
-    done = subprocess.run([sys.executable, "-m", "spotfleet.cli", *line.split()], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "spotfleet", *line.split()], capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("error: ") and "--help" in done.stderr and "Traceback" not in done.stderr

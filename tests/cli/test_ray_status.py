@@ -15,7 +15,7 @@ from spotfleet.api import ray_cluster
 from spotfleet.api.ray_cluster import RayOnFleet
 from spotfleet.cli import habits
 from spotfleet.cli.commands.write import workers
-from spotfleet.cli.ray.command import text
+from spotfleet.cli.ray.command import end_text, text
 from spotfleet.errors import UsageError
 from spotfleet.protocol.ray_cluster import RayDriver, RayGang, RayNode, RayReport, RayRequest, RayState, RayStatus
 
@@ -46,6 +46,15 @@ def test_each_host_has_a_row_with_its_state(host: str, state: str):
 
 def test_a_script_has_a_row_with_its_end():
     assert any("d1" in line and "failed (3)" in line and "python x.py" in line for line in text(RUNS).splitlines())
+
+
+@pytest.mark.parametrize(("status", "state", "runs", "text_of_it"), [
+    (3, "failed", True, "script d1 ended with status 3"), (3, "failed", False, "script d1 ended with status 3"),
+    (137, "failed", False, "script d1 ended with status 137, as the Ray cluster has ended"),
+    (137, "failed", True, "script d1 ended with status 137"),
+    (15, "stopped", True, "script d1 ended with status 15: it was cancelled")])
+def test_the_end_of_a_script_has_its_reason(status: int, state: str, runs: bool, text_of_it: str):
+    assert end_text(RayDriver("d1", "python x.py", state, status), runs=runs) == text_of_it
 
 
 def test_a_head_that_was_lost_is_said_to_be_so():

@@ -18,6 +18,7 @@ from spotfleet.cli.commands import follow, write
 from spotfleet.errors import DispatcherUnreachable, UsageError
 from spotfleet.model import JobState, ResizeSpec
 from spotfleet.protocol.messages import JobStatus
+from spotfleet.transport.client import LogChunk
 from tests.support.cli.cli_cloud import FakeHandler, FakeJob
 
 SLOW = "import os, time\nprint('begun')\nwhile not os.path.exists(os.environ['GO']): time.sleep(0.01)\n"
@@ -140,6 +141,17 @@ def test_detached_it_returns_at_once_and_says_how_to_attach(up):
     assert "has ended already (cancelled: by its user); nothing to cancel" in up.ok("cancel long-1").err
 
 
+def test_cancel_without_a_job_lists_those_that_run_and_cancel_all_ends_them(up):
+    up.write("long.py", "import time\ntime.sleep(60)\n")
+    up.ok("train long.py -d --np 1")
+    up.ok("train long.py -d --np 1")
+    assert "that have not ended: long-1, long-2; `spotfleet cancel --all`" in up.fails("cancel", code=2).err
+    assert "expected a job or --all" in up.fails("cancel long-1 --all", code=2).err
+    assert "running" in up.ok("jobs").out
+    assert "cancelling 2 jobs of fleet digits: long-1, long-2" in up.ok("cancel --all").err
+    assert "that have not ended: none" in up.fails("cancel", code=2).err
+
+
 def test_ctrl_c_detaches_and_says_how_to_attach_or_cancel(up, monkeypatch):
     up.write("long.py", "import time\nprint('begun')\ntime.sleep(60)\n")
     polls: list[int] = []
@@ -170,6 +182,48 @@ def test_ctrl_c_in_followed_logs_says_that_the_job_goes_on(up, monkeypatch):
 def wait_for_log(up, text: bytes) -> None:
     while not (jobs := up.dispatcher.jobs) or text not in next(iter(jobs.values())).log:
         time.sleep(0.01)
+
+
+class SetupLogs:
+    """A dispatcher's client, for the logs of setups."""
+
+    def __init__(self, logs: dict[str, bytes]) -> None:
+        self.logs = logs
+
+    def log_workers(self, job: str) -> list[str]:
+        return [*self.logs]
+
+    def stream(self, job: str, offset: int, *, worker: str, follow: bool) -> list[LogChunk]:
+        assert (job, follow) == ("a-1", False)
+        log = self.logs[worker]
+        return [LogChunk(log[offset:], len(log), False)] if log[offset:] else []
+
+
+def test_the_lines_of_setup_on_the_first_host_are_shown_once_and_whole():
+    logs = {"h-1#setup": b""}
+    setup, dispatcher = follow.SetupOutput("a-1"), SetupLogs(logs)
+    assert setup.lines(dispatcher) == []
+    logs |= {"h-1#setup": b"one\ntw", "h-0#setup": b"other\n"}
+    assert setup.lines(dispatcher) == ["setup on h-1: one"]
+    logs["h-1#setup"] += b"o\nthree\n"
+    assert setup.lines(dispatcher) == ["setup on h-1: two", "setup on h-1: three"]
+    assert setup.lines(dispatcher) == []
+
+
+def test_setup_is_shown_until_the_job_has_started(monkeypatch, capsys):
+    monkeypatch.setattr(follow, "POLL_S", 0.0)
+    over, logs = threading.Event(), {"h-0#setup": b""}
+    states = iter(["starting", "starting", "running", "running"])
+
+    def status() -> JobStatus:
+        if (state := next(states, "")) == "":
+            over.set()
+        logs["h-0#setup"] += b"line\n"
+        return JobStatus("a-1", "a", state or "running", "", 1, 1, 5, 0.0, 0, 1, 1)
+
+    fleet = SimpleNamespace(job=lambda job: SimpleNamespace(status=status), client=SetupLogs(logs))
+    follow._poll(fleet, "a-1", over)
+    assert capsys.readouterr().err.count("setup on h-0: line") == 3
 
 
 @pytest.mark.parametrize("line", ["train slow.py", "logs -f slow-1"])

@@ -164,9 +164,21 @@ def test_types_of_ray_become_groups_so_that_a_task_gets_hosts_that_it_fits_on():
                 "`dispatcher` out"}
 
 
+def test_a_head_of_ray_without_workers_is_the_host_that_does_the_work():
+    data, left_out = converted("cluster_name: a\nmax_workers: 0\nprovider: {type: aws, region: us-east-1}\n"
+                               "head_node_type: h\navailable_node_types:\n"
+                               "  h: {node_config: {InstanceType: p3.2xlarge, EbsOptimized: true}}\n")
+    found = spec(data)
+    assert (found.nodes, found.any_of) == (
+        Nodes(1, 1, 1), (Need("us-east-1", instance_type="p3.2xlarge", use_spot=False),))
+    assert "dispatcher" not in data and [line.partition(":")[0] for line in left_out] == [
+        "head_node_type", "available_node_types.h.node_config.EbsOptimized"]
+
+
 def test_a_fleet_for_ray_begins_with_the_workers_that_ray_would_begin_with():
     text = "cluster_name: a\nmin_workers: 1\nmax_workers: 4\nprovider: {type: aws, region: us-east-1}\n"
     assert spec(converted(text)[0]).nodes == Nodes(1, 1, 4)
+    assert converted("cluster_name: a\nprovider: {type: aws, region: us-east-1}\n")[0]["nodes"] == {"min": 0, "max": 2}
     assert spec(converted(text + "docker: {image: own}\n")[0]).nodes == Nodes(1, 4, 4)
 
 

@@ -17,6 +17,7 @@ from tests.support.runner import (
     by_file,
     changed_files,
     choose,
+    files_in_memory,
     grown,
     lanes_of,
     missed,
@@ -91,17 +92,27 @@ def test_a_request_chooses_files_by_tier_and_in_doubt_all(request_, hit, tiers):
 
 
 def test_exclusive_tests_run_by_themselves_after_the_others():
-    assert lanes_of(["f.py"], ("-x",), "2", has_exclusive=True) == [
-        ["-n", "2", *SHARE, "-m", "not exclusive", "-x", "f.py"],
-        ["-n", "0", "-m", "exclusive", "-x", "f.py"]]
-    assert lanes_of(["f.py"], (), "3", has_exclusive=False) == [
-        ["-n", "3", *SHARE, "-m", "not exclusive", "f.py"]]
+    assert lanes_of(["e.py", "f.py"], ("-x",), "2", ["f.py"]) == [
+        (["-n", "2", *SHARE, "-m", "not exclusive", "-x"], ["e.py", "f.py"]),
+        (["-n", "0", "-m", "exclusive", "-x"], ["f.py"])]
+    assert lanes_of(["f.py"], (), "3", []) == [(["-n", "3", *SHARE, "-m", "not exclusive"], ["f.py"])]
+
+
+def test_the_files_of_core_are_in_memory_until_its_end_where_there_is_room(tmp_path):
+    with files_in_memory(CORE, tmp_path, room=1) as (option,):
+        folder = Path(option.removeprefix("--basetemp="))
+        assert folder.is_relative_to(tmp_path) and not folder.exists() and folder.parent.is_dir()
+        folder.mkdir()
+    assert list(tmp_path.iterdir()) == []
+    for tier, memory, room in (("machines", tmp_path, 1), (CORE, tmp_path, 1 << 60), (CORE, tmp_path / "none", 1)):
+        with files_in_memory(tier, memory, room) as options:
+            assert options == []
 
 
 def test_a_marker_expression_of_the_user_holds_besides():
-    first, second = lanes_of(["f.py"], ("-m", "processes or slow", "-x"), "2", has_exclusive=True)
-    assert first[5:] == ["-m", "(processes or slow) and not exclusive", "-x", "f.py"]
-    assert second[2:] == ["-m", "(processes or slow) and exclusive", "-x", "f.py"]
+    first, second = lanes_of(["f.py"], ("-m", "processes or slow", "-x"), "2", ["f.py"])
+    assert first[0][5:] == ["-m", "(processes or slow) and not exclusive", "-x"]
+    assert second[0][2:] == ["-m", "(processes or slow) and exclusive", "-x"]
 
 
 def test_a_required_tier_must_run_and_skip_nothing_but_long_forms_and_what_does_not_apply():

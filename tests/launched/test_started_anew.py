@@ -106,7 +106,8 @@ def test_a_horovod_script_without_elastic_run_goes_on_from_its_own_checkpoint_af
     wait_for("a start after the kill", lambda: len(begun(output(job))) > 1)
     hurry.touch()
     job.wait(240)
-    assert begun(output(job))[1][0] >= 5 and "done at 1000: rank 0" in output(job)
+    step, _, restart = begun(output(job))[1]
+    assert step >= 5 and restart == 1 and "done at 1000: rank 0" in output(job)
 
 
 def test_a_command_runs_on_several_hosts_at_once_and_its_status_is_that_of_the_process_that_failed(stage: Stage):

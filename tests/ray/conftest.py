@@ -56,6 +56,10 @@ class TestCluster:
     def address(self) -> str:
         return self._cluster.address
 
+    @property
+    def head(self) -> Any:
+        return self._cluster.head_node
+
     def add(self, cpus: int = 1, gpus: int = 0, *, wait: bool = True) -> Any:
         args = {k: v for k, v in self._args.items() if k != "include_dashboard"}
         self.nodes.append(self._cluster.add_node(wait=wait, num_cpus=cpus, num_gpus=gpus, **args))

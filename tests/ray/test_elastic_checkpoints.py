@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from spotfleet.errors import SpotfleetError
@@ -32,6 +33,54 @@ def begins(folder: Path, run: Run, before: set[int], workers: int) -> list[int]:
         return [rows[0][1] for pid, rows in steps(folder).items() if pid not in before and rows]
 
     return eventually(lambda: (found := first()) and len(found) == workers and found)
+
+
+def kill_coordinator(cluster) -> None:
+    found = [p for p in psutil.process_iter() if p.status() != psutil.STATUS_ZOMBIE
+             and " ".join(p.cmdline()).startswith("ray::CoordinatorActor")
+             and p.environ()["RAY_TMPDIR"] == os.environ["RAY_TMPDIR"]]
+    assert len(found) == 1 and found[0].pid in [p.pid for p in cluster.workers_of(cluster.head)]
+    found[0].kill()
+
+
+def test_a_detached_run_whose_coordinator_is_lost_goes_on_from_its_newest_checkpoint(cluster, shut_down, tmp_path):
+    """Without a checkpoint it ends with an error, which attach finds, too."""
+    from ray.experimental import internal_kv
+
+    target = tmp_path / "kept"
+    executor = shut_down(ElasticExecutor(min_workers=2, max_workers=2, cpus_per_worker=0.5, detached="kept",
+                                         checkpoint_target=str(target), checkpoint_every_s=0.5))
+    executor.start()
+    run = Run(executor, tmp_path)
+    run.trains_on(2)
+    executor.resize(max_workers=1, min_workers=1)
+    run.trains_on(1)
+    version = kept(target)
+    eventually(lambda: kept(target) > version)
+    before, version = set(steps(tmp_path)), kept(target)
+    kill_coordinator(cluster)
+    assert begins(tmp_path, run, before, 1)[0] >= version
+    eventually(lambda: not any(psutil.pid_exists(pid) for pid in before))
+    assert "placed anew" in executor.changes[0] and "begins with the checkpoint" in executor.changes[1]
+    assert [rank for rank, _ in run.ends()] == [0]
+
+    kill_coordinator(cluster)  # a run that has ended is not run again
+    before = set(steps(tmp_path))
+    assert [rank for rank, _ in ElasticExecutor.attach("kept").result()] == [0] and set(steps(tmp_path)) == before
+    executor.shutdown()
+    assert internal_kv._internal_kv_list("run/", namespace="spotfleet") == []
+
+    (tmp_path / "stop").unlink()
+    executor = shut_down(ElasticExecutor(min_workers=1, max_workers=1, cpus_per_worker=0.5, detached="kept"))
+    executor.start()
+    run = Run(executor, tmp_path)
+    run.trains_on(1)
+    kill_coordinator(cluster)
+    with pytest.raises(SpotfleetError, match=r"coordinator of 'kept' was lost, .* no checkpoint was kept") as lost:
+        ElasticExecutor.attach("kept").result()
+    assert "checkpoint_target" in lost.value.hint
+    with pytest.raises(SpotfleetError, match="no checkpoint was kept"):
+        run.ends()
 
 
 def test_a_run_whose_workers_are_all_lost_goes_on_from_its_newest_checkpoint(cluster, shut_down, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -201,7 +202,7 @@ def about_itself() -> dict[str, Any]:
     return {"main": threading.current_thread() is threading.main_thread(), "omp": os.environ.get("OMP_NUM_THREADS"),
             "given": os.environ.get("GIVEN"), "torch": "torch" in sys.modules, "pid": os.getpid(),
             "checked": os.environ.get("CHECKED"), "key": "SPOTFLEET_JOB_KEY" in os.environ,
-            "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
+            "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "frozen": gc.get_freeze_count() > len(gc.get_objects())}
 
 
 def about_gpus() -> tuple[str | None, str | None]:
@@ -217,7 +218,8 @@ def test_functions_run_in_the_main_thread_with_the_environment_set_before_torch(
     executor.start(extra_env_vars={"GIVEN": "1", "OMP_NUM_THREADS": "3"})
     found = executor.run(about_itself)
     assert len({f.pop("pid") for f in found}) == 2 and not any(f.pop("gpus") for f in found)
-    assert found == 2 * [{"main": True, "omp": "3", "given": "1", "torch": True, "checked": None, "key": True}]
+    assert found == 2 * [{"main": True, "omp": "3", "given": "1", "torch": True, "checked": None, "key": True,
+                          "frozen": True}]
     assert executor.run(exits) == [None, None]  # the end by sys.exit(0) is an end, not a loss
 
 
@@ -421,6 +423,9 @@ def test_a_detached_run_outlives_its_driver(cluster, shut_down, tmp_path):
     eventually(lambda: all(rows[-1][0] > ended + 3 for rows in steps(tmp_path).values()))
     executor = shut_down(ElasticExecutor.attach("nightly"))
     assert executor.status().phase == "running" and len(executor.status().members) == 2
+    first = set(steps(tmp_path))  # a replacement gets the function although its driver is gone
+    os.kill(min(first), signal.SIGKILL)
+    eventually(lambda: steps(tmp_path).keys() - first)
     with pytest.raises(UsageError, match="'nightly' exists already"):
         ElasticExecutor(detached="nightly").start()
     with pytest.raises(UsageError, match="max_workers is 1 and min_workers is 2"):

@@ -7,7 +7,9 @@ import itertools
 import json
 import random
 import sys
+import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +19,9 @@ from spotfleet.protocol.messages import Checkpoint, WorkerReport
 from spotfleet.ray import ElasticExecutor, ElasticParams, ElasticRayExecutor, RayExecutor, TestDiscovery
 from spotfleet.ray.executor import check_gpus
 from spotfleet.ray.installed import About, check_same
+from spotfleet.ray.run import detached
 from spotfleet.ray.run.checkpoints import CheckpointTarget, RunCheckpoints, newest, target_of
+from spotfleet.ray.run.record import PackedCall
 from spotfleet.ray.run.staffing import ActorStage, Cooldown, StaffChange, StaffMember, gpu_place, room_on, staff_change
 from spotfleet.version import install
 
@@ -173,6 +177,14 @@ def test_a_worker_chooses_its_gpu_by_its_place_among_those_that_its_node_shows()
     assert gpu_place(("0", "1"), (), 4) == gpu_place((), (), 4) == (None, ""), "it sees its own alone"
 
 
+def test_ray_client_is_refused_by_name(monkeypatch):
+    client = SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: True))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True,
+                                                            util=SimpleNamespace(client=client)))
+    with pytest.raises(UsageError, match=r"by Ray Client \(ray://\)"):
+        ElasticExecutor(min_workers=1).start()
+
+
 def test_random_hosts_change_by_one_between_the_least_and_the_most():
     now, nodes = [0.0], {f"n{i}": {"CPU": 2.0} for i in range(5)}
     found = TestDiscovery(2, 4, 10.0, seed=3, nodes=lambda: nodes, clock=lambda: now[0])
@@ -271,3 +283,67 @@ def test_a_target_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SpotfleetError, match=r"checkpoint_target file://.*/file/run cannot be read"):
         newest(target_of(f"{tmp_path}/file/run", 60.0))
+
+
+class MemoryRecords(dict):
+    """Ray's control service, in which records outlive a coordinator."""
+
+    def of(self, name: str, token: str) -> SimpleNamespace:
+        return SimpleNamespace(read=lambda: self.get(token), write=lambda record: self.__setitem__(token, record))
+
+
+class QuietJob:
+    """A run that trains for ever, without Ray."""
+
+    def __init__(self, *_) -> None:
+        self.begun, self.limits, self.changes = 0, None, []
+        self.ended = threading.Event()
+
+    def begin(self, work) -> None:
+        self.begun += 1
+
+    def resize(self, *limits) -> None:
+        self.limits = limits
+
+
+@pytest.fixture
+def coordinators(monkeypatch):
+    """Coordinators of one executor, one after the other."""
+    records = MemoryRecords()
+    monkeypatch.setattr(detached, "RecordStore", records.of)
+    monkeypatch.setattr(detached, "ElasticJob", QuietJob)
+    monkeypatch.setattr(PackedCall, "owned_here", lambda self: None)
+    return lambda **given: detached.CoordinatorActor("nightly", "0", ElasticParams(2, 4, **given), {}, 0, None)
+
+
+CALL = PackedCall("7", b"", b"", b"")
+
+
+def test_a_call_that_is_sent_again_begins_no_second_run(coordinators):
+    coordinator = coordinators()
+    coordinator.begin(CALL)
+    coordinator.begin(CALL)
+    assert coordinator._job.begun == 1
+    coordinator.begin(replace(CALL, number="8"))
+    assert coordinator._job.begun == 2
+
+
+def test_a_coordinator_goes_on_with_the_run_of_one_that_was_lost_and_with_its_newest_limits(coordinators):
+    first = coordinators(checkpoint_target="/kept")
+    assert first._job.begun == 0
+    first.begin(CALL)
+    first.resize(None, 3)
+    second = coordinators(checkpoint_target="/kept")
+    assert (second._job.begun, second._job.limits) == (1, (2, 3)) and "placed anew" in second.changes()[0]
+    second.begin(CALL)  # the driver had no answer from the first one
+    assert second._job.begun == 1
+
+
+def test_without_a_checkpoint_the_run_of_a_lost_coordinator_has_failed(coordinators):
+    coordinators().begin(CALL)
+    second = coordinators()
+    with pytest.raises(SpotfleetError, match="'nightly' was lost, and its workers with it"):
+        second.progress(0).end.get()
+    assert second.standing().phase == "ended" and second.changes() == []
+    second.begin(replace(CALL, number="8"))
+    assert second._job.begun == 1

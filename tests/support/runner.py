@@ -27,7 +27,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,6 +43,7 @@ LONG = "SPOTFLEET_LONG"
 LINT = "lint"
 NO_TESTS = 5  # pytest's status
 SHARE = ("--dist", "loadfile", "--no-loadscope-reorder")  # whole files, since some set up much for all their tests
+MEMORY, ROOM = Path("/dev/shm"), 4 << 30  # bytes; the tier `core` takes about one gigabyte
 MAY_BE_SKIPPED = re.compile(r"SPOTFLEET_LONG|--long|long form|Skipped: does not apply")
 SECOND_TRIES = 2  # failed tests of a tier: more are no coincidence
 GROWN, GROWN_S = 3, 5  # a file that takes so many times as long, and so much longer, is worth a line
@@ -122,13 +124,15 @@ def choose(request: Request, tests: Iterable[str], hit: Callable[[], set[str] | 
     return {tier: sorted(file for file in files if tier_of(file) == tier) for tier in TIERS if tier in wanted}
 
 
-def lanes_of(files: list[str], rest: tuple[str, ...], processes: str, has_exclusive: bool) -> list[list[str]]:
-    """Return the arguments of each pytest run of a tier: shared by processes, then the exclusive tests alone."""
+def lanes_of(files: list[str], rest: tuple[str, ...], processes: str,
+             exclusive: list[str]) -> list[tuple[list[str], list[str]]]:
+    """Return the options and the files of each pytest run of a tier: shared by processes, then the exclusive tests
+    alone. `exclusive`: the files that have such tests; to collect all others again takes a quarter of a minute."""
     rest, chosen = _without_marker_expression(rest)
     both = f"({chosen}) and " if chosen else ""
-    runs = [["-n", processes, *SHARE, "-m", f"{both}not {EXCLUSIVE}", *rest, *files]]
-    if has_exclusive:
-        runs.append(["-n", "0", "-m", f"{both}{EXCLUSIVE}", *rest, *files])
+    runs = [(["-n", processes, *SHARE, "-m", f"{both}not {EXCLUSIVE}", *rest], files)]
+    if exclusive:
+        runs.append((["-n", "0", "-m", f"{both}{EXCLUSIVE}", *rest], exclusive))
     return runs
 
 
@@ -199,6 +203,26 @@ def changed_files(top: Path = TOP) -> set[str] | None:
     return None
 
 
+@contextmanager
+def files_in_memory(tier: str, memory: Path = MEMORY, room: int = ROOM) -> Iterator[list[str]]:
+    """Yield pytest's option for a folder in memory, where the thousands of syncs of the tier `core` take no time; []
+    for the other tiers, whose machines and containers mount folders, and where memory has too little room."""
+    if tier != CORE or not has_room(memory, room):
+        yield []
+        return
+    with tempfile.TemporaryDirectory(prefix="sf-", dir=memory, ignore_cleanup_errors=True) as folder:
+        yield [f"--basetemp={folder}/t"]
+
+
+def has_room(folder: Path, room: int) -> bool:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    runs_programs = not found.f_flag & os.ST_NOEXEC
+    return found.f_bavail * found.f_frsize >= room and runs_programs and os.access(folder, os.W_OK)
+
+
 def pytest_run(arguments: list[str], verdict: Verdict) -> None:
     """Run pytest and add what came of it."""
     begun = time.monotonic()
@@ -239,10 +263,11 @@ def run_lint(whole: bool) -> Verdict:
 
 def run_tier(tier: str, files: list[str], rest: tuple[str, ...]) -> Verdict:
     verdict = Verdict(tier)
-    exclusive = any(f"mark.{EXCLUSIVE}" in (TOP / file).read_text() for file in files)
-    for arguments in lanes_of(files, rest, os.environ.get(PROCESSES, "2"), exclusive):
-        print(f"\n== {tier}: pytest {' '.join(arguments[:-len(files)])} ({len(files)} files)", flush=True)
-        pytest_run(arguments, verdict)
+    exclusive = [file for file in files if f"mark.{EXCLUSIVE}" in (TOP / file).read_text()]
+    for options, of in lanes_of(files, rest, os.environ.get(PROCESSES, "2"), exclusive):
+        print(f"\n== {tier}: pytest {' '.join(options)} ({len(of)} files)", flush=True)
+        with files_in_memory(tier) as memory:
+            pytest_run([*memory, *options, *of], verdict)
     return verdict
 
 

@@ -22,13 +22,16 @@ TIERS = {
 PLACES = {
     "tests/attack/": "attack",
     "tests/dispatcher/jobs/test_several_jobs.py": "engines",  # seconds of a daemon with agents
-    "tests/dispatcher/cloud/test_groups.py": "engines",  # the same
+    "tests/dispatcher/jobs/test_training_jobs.py": "engines",  # the same
+    "tests/dispatcher/cloud/test_groups.py": "engines",
     "tests/dispatcher/live/test_slow_hosts.py": "engines",
     "tests/dispatcher/cloud/test_demand_hosts.py": "engines",
     "tests/dispatcher/checkpoints/test_hosts_write_fleet.py": "engines",  # the same
     "tests/providers/aws/": "clouds",
     "tests/providers/aws/test_aws_gang_machines.py": "machines",
     "tests/providers/gcp/": "clouds",
+    "tests/providers/contract/": "clouds",  # the contract on seven providers, two of them with real processes
+    "tests/providers/local/test_local_daemon.py": "clouds",  # dozens of real processes
     "tests/cli/test_catalog_plans.py": "clouds",
     "tests/cli/test_launched_fleets.py": "machines",  # each waits for a fleet and its end
     "tests/fakes/": "clouds",
@@ -44,6 +47,8 @@ PLACES = {
     "tests/sweep/": "machines",
     "tests/providers/ssh/": "machines",
     "tests/test_setup_script.py": "machines",  # real virtual environments, half a minute
+    "tests/test_leftovers.py": "machines",  # test runs of their own
+    "tests/harness/test_lanes.py": "machines",
     "tests/providers/ssh/test_ssh_discovery.py": CORE,  # these three start no sshd
     "tests/providers/ssh/test_ssh_listing.py": CORE,
     "tests/providers/ssh/test_ssh_machines.py": CORE,
@@ -57,6 +62,9 @@ PLACES = {
     "tests/habits/": "engines",  # a hundred loops on threads
     "tests/train/loops/": "engines",
     "tests/train/comm/test_order.py": "engines",
+    "tests/train/comm/test_group.py": "engines",  # waits of seconds
+    "tests/train/data/test_loaders.py": "engines",
+    "tests/worker/test_stuck.py": "engines",
     "tests/train/data/test_counting.py": "engines",
     "tests/train/state/test_failure_points.py": "engines",
     "tests/train/state/test_kill_points.py": "engines",
@@ -69,7 +77,6 @@ PLACES = {
     "tests/verify/test_fixes.py": "machines",
     "tests/e2e/": "machines",
     "tests/launched/": "machines",
-    "tests/e2e/test_bad_input.py": CORE,
     "tests/e2e/test_secrets.py": CORE,
     "tests/e2e/test_training.py": CORE,  # a whole fleet through interruptions
 }

@@ -359,7 +359,7 @@ class AgentWorker:
         assert gang is not None
         self._checkpoints = self._host.bundles.checkpoints(self.order.job, prepared)
         await self._checkpoints.fetch(gang.restarts, gang.saved, self._set_why)
-        env["SPOTFLEET_CHECKPOINT_DIR"] = str(self._checkpoints.folder)
+        env.update(SPOTFLEET_CHECKPOINT_DIR=str(self._checkpoints.folder), RESTART_COUNT=str(gang.restarts))
         if not self._gang or place is None:
             return 0
         env.update(gang_env(prepared.launch, place))

@@ -1,4 +1,5 @@
-"""Messages of an attached `train` or `logs -f`: what the job waits for, and each change of its workers.
+"""Messages of an attached `train` or `logs -f`: what the job waits for, the lines of its `setup` before its first start
+on one host, and each change of its workers.
 
 On stderr, so that stdout has the script's output alone.
 """
@@ -11,10 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from spotfleet.api import Fleet, Job
+from spotfleet.api.reports import SETUP
 from spotfleet.cli.console import print_message, print_step
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError
 from spotfleet.model import JobState
 from spotfleet.protocol.messages import JobStatus
+from spotfleet.transport.client import DispatcherClient
 
 POLL_S = 1.0
 REASON_S = 3.0  # a new job has a state or a reason to wait within one step of the dispatcher
@@ -42,11 +45,34 @@ def report_queued(job: Job) -> None:
         print_message(f"job {job.id} is queued: {status.why or 'it waits for hosts'}")
 
 
+class SetupOutput:
+    """Output of a job's `setup` as it comes, from the first host that has run it."""
+
+    def __init__(self, job: str) -> None:
+        self._job, self._log, self._offset, self._rest = job, "", 0, b""
+
+    def lines(self, client: DispatcherClient) -> list[str]:
+        """Return the whole lines that are new."""
+        self._log = self._log or next((name for name in client.log_workers(self._job) if name.endswith(SETUP)), "")
+        if not self._log:
+            return []
+        for chunk in client.stream(self._job, self._offset, worker=self._log, follow=False):
+            self._rest, self._offset = self._rest + chunk.data, chunk.offset
+        *whole, self._rest = self._rest.split(b"\n")
+        host = self._log.removesuffix(SETUP)
+        return [f"setup on {host}: {line.decode(errors='replace')}" for line in whole]
+
+
 def _poll(fleet: Fleet, job: str, over: threading.Event) -> None:
     last: tuple[str, ...] | None = None
+    setup, starts = SetupOutput(job), True
     while not over.wait(POLL_S):
         try:
             status = fleet.job(job).status()
+            if starts:  # once more after its start, for the last lines
+                starts = status.state in (JobState.QUEUED.value, JobState.STARTING.value)
+                for line in setup.lines(fleet.client):
+                    print_step(line)
         except DispatcherUnreachable:
             gist: tuple[str, ...] = ("unreachable",)
             line = f"job {job}: the dispatcher does not answer; training goes on without it"

@@ -13,7 +13,7 @@ from typing import Any
 
 from spotfleet.addresses import joined
 from spotfleet.api import Fleet
-from spotfleet.api.home import Home
+from spotfleet.api.home import Home, newest
 from spotfleet.api.lifecycle.up import up_hosts
 from spotfleet.cli import event_text, render
 from spotfleet.cli.commands.follow import print_progress
@@ -45,7 +45,11 @@ def status(name: str, *, watch: bool, everything: bool, as_json: bool) -> None:
         _all([folder.name for folder in home.fleets()], as_json)
         return
     if not name and not watch and len(folders := home.living() or home.fleets()) > 1:
-        _all([folder.name for folder in folders], as_json)
+        shown = folders if home.living() or as_json else newest(folders)
+        _all([folder.name for folder in shown], as_json)
+        if len(shown) < len(folders):
+            print_message(f"and {counted(len(folders) - len(shown), 'more fleet')} that ended before: "
+                          "`spotfleet status --all`")
         return
     fleet = Fleet(name)
     if not watch:

@@ -332,8 +332,13 @@ def secrets(names: Sequence[str]) -> dict[str, str]:
     return {name: os.environ[name] for name in names}
 
 
-def cancel(name: str, job: str) -> None:
+def cancel(name: str, job: str, *, everything: bool) -> None:
     fleet = Fleet(name)
+    if everything and job:
+        raise UsageError(f"cancel: expected a job or --all, got both: {job}", hint="keep one of them")
+    if everything or not job:
+        _cancel_all(fleet, [found for found in fleet.jobs() if not found.state.ended], really=everything)
+        return
     found = fleet.job(job)
     status = found.status()
     if JobState(status.state).ended:
@@ -341,6 +346,18 @@ def cancel(name: str, job: str) -> None:
         return
     print_message(f"cancelling job {job} ({status.state})")
     found.cancel()
+    next_command(f"spotfleet jobs {fleet.name}")
+
+
+def _cancel_all(fleet: Fleet, jobs: Sequence[Job], *, really: bool) -> None:
+    """Cancel these jobs. Raises UsageError, which names them, unless that was `really` asked for."""
+    names = ", ".join(found.id for found in jobs) or "none"
+    if not really:
+        raise UsageError("cancel: no job is named", hint=f"jobs of fleet '{fleet.name}' that have not ended: {names}; "
+                                                         "`spotfleet cancel --all` ends them all")
+    print_message(f"cancelling {counted(len(jobs), 'job')} of fleet {fleet.name}: {names}")
+    for found in jobs:
+        found.cancel()
     next_command(f"spotfleet jobs {fleet.name}")
 
 
@@ -367,6 +384,8 @@ def worker_host(fleet: Fleet, text: str) -> str:
         raise SpotfleetError(f"fleet '{fleet.name}' is down", hint="`spotfleet up FILE` makes it anew")
     workers = [h for h in status.hosts if h.role == Role.WORKER.value]
     hint = f"it has {', '.join(h.host for h in workers) or 'none now; see `spotfleet status`'}"
+    if not text:
+        raise UsageError(f"no host of fleet '{fleet.name}' is named", hint=hint)
     for host in status.hosts:
         if text in (host.host, host.address):
             if host in workers:

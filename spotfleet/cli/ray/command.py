@@ -14,11 +14,12 @@ from spotfleet.cli.console import next_command, print_message, print_step
 from spotfleet.cli.options import Interrupted
 from spotfleet.cli.tables import flow, table
 from spotfleet.errors import JobFailed, SpotfleetError, UsageError
-from spotfleet.protocol.ray_cluster import RayRequest, RayState, RayStatus
+from spotfleet.protocol.ray_cluster import RayDriver, RayRequest, RayState, RayStatus
 from spotfleet.words import counted, size, span
 
 UP_S = 300.0  # for the head and the first raylet
 POLL_S = 0.5
+ENDED_WITH_IT = (137, 143)  # statuses of a script that is killed with its cluster
 
 
 def start(name: str, *, hosts: str, gpus: int, priority: int, wait: bool, detach: bool, as_json: bool) -> None:
@@ -135,7 +136,14 @@ def submit(name: str, words: Sequence[str], *, detach: bool, env: Sequence[str],
     _follow(fleet, driver)
     ended = fleet.ray.driver(driver)
     if ended.exit_status:
-        raise _Failed(f"script {driver} ended with status {ended.exit_status}", ended.exit_status)
+        raise _Failed(end_text(ended, runs=bool(fleet.ray.status().job)), ended.exit_status)
+
+
+def end_text(ended: RayDriver, *, runs: bool) -> str:
+    """Return how a script has ended. `runs`: the Ray cluster still does."""
+    why = ", as the Ray cluster has ended" if not runs and ended.exit_status in ENDED_WITH_IT else (
+        ": it was cancelled" if ended.state == "stopped" else "")
+    return f"script {ended.driver} ended with status {ended.exit_status}{why}"
 
 
 class _Failed(JobFailed):

@@ -95,6 +95,11 @@ def _machines(file: ForeignKeys, types: ForeignKeys) -> tuple[ForeignKeys, list[
     machine = head.section("node_config")
     for key in ("min_workers", "max_workers", "docker"):
         head.take(key)
+    if not found and machine.data:
+        file.note("head_node_type", "the head is the only node, and becomes a host; the dispatcher has a small machine "
+                                    "of its own")
+        alone = {"node_config": machine.data, "min_workers": 1, "max_workers": 1}
+        return ForeignKeys({}, "", file.left_out), [ForeignKeys(alone, head.path, file.left_out)]
     return machine, [*found.values()] or [ForeignKeys({}, "", file.left_out)]
 
 
@@ -182,7 +187,7 @@ def _nodes(file: ForeignKeys, workers: list[ForeignKeys]) -> tuple[int, int]:
     high = [w.take("max_workers") for w in workers]
     least = sum(n or 0 for n in low) if any(n is not None for n in low) else least or 0
     of_types = sum(n or 0 for n in high) if all(n is not None for n in high) else 0
-    most = min(filter(None, (most, of_types)), default=0) or least
+    most = min(filter(None, (most, of_types)), default=max(MOST, least))
     return least, most
 
 

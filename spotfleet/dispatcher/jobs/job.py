@@ -322,10 +322,9 @@ class ManagedJob:
         self.membership.is_withheld = self.unsaved
         before = self.membership.generation
         changes = observe(self.membership, self.workers.all, self._views(context), self._coming(context), context.now)
-        if self.spec.restarts:
-            members = [self.workers.all[m] for m in self._group if m in self.workers.all]
-            if (end := self.round.update(members, self.membership, changes, before, context)) is not None:
-                return [*outside, *self._end_round(end, context)]
+        if self.spec.restarts and (end := self.round.update(
+                self._round_members(), self.membership, changes, before, context)) is not None:
+            return [*outside, *self._end_round(end, context)]
         events = [e for change in changes for e in self._apply(change, context)]
         founding = self.membership.generation == 1 and self.membership.phase is Phase.FORMING and not self._adopted
         self.checkpoints.need(self.membership.needs_restore and not founding and not self.spec.restarts)
@@ -468,6 +467,8 @@ class ManagedJob:
             return self._waits(context.why_waiting or self._cooling(context) + self._refused())
         if sends := self._sends(live, context):
             return JobState.RUNNING, f"its script has ended; {sends}"
+        if self.spec.restarts and (hangs := rounds.hanging(self.id, self._round_members(), context.now)):
+            return JobState.RUNNING, hangs
         if context.ray is not None:
             begun = JobState.RECOVERING if context.ray.lost else JobState.STARTING
             return JobState.RUNNING if context.ray.up else begun, context.ray.why + self._refused()
@@ -541,6 +542,10 @@ class ManagedJob:
             return []
         self._write(tail=(*self.record.tail, *new))
         return [self._remark(failures.clauses(new), context)]
+
+    def _round_members(self) -> list[JobWorker]:
+        """Return the members of the round, sorted by rank."""
+        return [self.workers.all[m] for m in self._group if m in self.workers.all]
 
     def _prepare_gang(self) -> None:
         """Note what the processes of the newest generation need to start."""

@@ -27,6 +27,7 @@ from spotfleet.model import JobSpec
 from spotfleet.protocol.messages import GangOrder
 
 FAULT_S = 5.0  # a lost host is noticed within this time
+HANGS_S = 60.0  # a process that runs on for so long after the others' ends is named
 OWN = (Cause.USER, Cause.SIGNAL, Cause.PEER)  # causes of an end that may be the script's fault
 SIGNALLED = 128  # added to a signal's number, as in shells
 
@@ -107,6 +108,19 @@ def restart_why(spec: JobSpec, end: RoundEnd, failures: int) -> str:
     """Return the reason of a restart, for the job's event."""
     counted = f" (restart {failures + 1} of {spec.max_restarts})" if end.failed else ""
     return f"{end.why}; all workers start anew{counted}"
+
+
+def hanging(job: str, members: Sequence[JobWorker], now: float) -> str:
+    """Return which processes of the round run on long after the others have ended with status 0; "" if none does.
+    `members` are sorted by rank."""
+    done = [w for w in members if w.done]
+    left = [rank for rank, w in enumerate(members) if not (w.ended or w.gone)]
+    if not done or not left or now - max(w.ended_at for w in done) < HANGS_S:
+        return ""
+    rank, more = left[0], f" (and {len(left) - 1} more)" if left[1:] else ""
+    return (f"rank {rank} on {members[rank].host}{more} still runs, over {HANGS_S:.0f} s after the others ended with "
+            f"status 0: see `spotfleet logs {job} --rank {rank}`; if it hangs at its exit, call "
+            "torch.distributed.destroy_process_group() at the script's end")
 
 
 def belongs(worker: JobWorker, group: Sequence[str]) -> bool:

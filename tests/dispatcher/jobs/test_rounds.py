@@ -40,6 +40,20 @@ def test_after_a_host_is_lost_all_start_anew_without_it_and_an_event_names_the_r
     assert job.job.record.restarts == 1 and job.job.record.failures == 0
 
 
+def test_a_rank_that_runs_on_long_after_the_others_ended_well_is_named_with_its_host(tmp_path):
+    job = running(tmp_path)
+    job.ends(0, 0, done=True)
+    job.step(50)
+    assert job.job.state is JobState.RUNNING and "still runs" not in job.job.record.why
+    job.step(20)
+    assert job.job.record.why == (
+        "rank 1 on h1 still runs, over 60 s after the others ended with status 0: see `spotfleet logs j --rank 1`; if "
+        "it hangs at its exit, call torch.distributed.destroy_process_group() at the script's end")
+    job.ends(1, 0, done=True)
+    job.step(2)
+    assert job.job.state is JobState.SUCCEEDED and job.job.record.restarts == 0
+
+
 def test_no_process_of_the_next_round_starts_while_one_of_the_last_round_runs(tmp_path):
     job = running(tmp_path)
     job.lingering = {job.rounds[0][1][0]}

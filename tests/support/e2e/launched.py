@@ -84,7 +84,7 @@ if os.path.exists(path):
     model.load_state_dict(saved["model"])
     step = saved["step"]
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-print(f"begins at {step}: rank {hvd.rank()} of {hvd.size()}, restart 0", flush=True)
+print(f"begins at {step}: rank {hvd.rank()} of {hvd.size()}, restart {os.environ['RESTART_COUNT']}", flush=True)
 while step < args.steps:
     optimizer.zero_grad()
     model(torch.full((2, 4), 1.0 + step % 3)).pow(2).mean().backward()
@@ -97,6 +97,69 @@ while step < args.steps:
         if not os.path.exists(args.hurry):
             time.sleep(0.01)
 print(f"done at {step}: rank {hvd.rank()} of {hvd.size()}", flush=True)
+"""
+
+# A script for Hugging Face Accelerate with its own save_state and load_state. Each rank checks that all ranks hold
+# equal weights. The folder of a checkpoint appears whole, under a new name.
+ACCELERATED = """
+import argparse, os, shutil, time
+import torch
+from accelerate import Accelerator
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=100)
+parser.add_argument("--hurry", default="")
+parser.add_argument("--resume", default="")
+args = parser.parse_args()
+
+class Progress:
+    step = 0
+    def state_dict(self):
+        return {"step": self.step}
+    def load_state_dict(self, saved):
+        self.step = saved["step"]
+
+def saved_steps():
+    return sorted(int(name) for name in os.listdir("out") if os.path.isfile(f"out/{name}/custom_checkpoint_0.pkl"))
+
+accelerator = Accelerator()
+rank, size, progress = accelerator.process_index, accelerator.num_processes, Progress()
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = torch.utils.data.DataLoader(torch.arange(48.0).remainder(5).reshape(12, 4), batch_size=2)
+model, optimizer, data = accelerator.prepare(model, optimizer, data)
+accelerator.register_for_checkpointing(progress)
+if args.resume:
+    accelerator.load_state(f"{args.resume}/{saved_steps()[-1]}")
+print(f"begins at {progress.step}: rank {rank} of {size}, restart {os.environ['RESTART_COUNT']}", flush=True)
+
+def save():
+    accelerator.save_state("saving")
+    accelerator.wait_for_everyone()
+    if rank == 0:
+        os.makedirs("out", exist_ok=True)
+        os.replace("saving", f"out/{progress.step}")
+        for old in saved_steps()[:-2]:
+            shutil.rmtree(f"out/{old}")
+
+while progress.step < args.steps:
+    for batch in data:
+        optimizer.zero_grad()
+        accelerator.backward(model(batch).pow(2).mean())
+        optimizer.step()
+        progress.step += 1
+        own = torch.cat([p.detach().flatten() for p in model.parameters()])
+        all_of_them = accelerator.gather(own.unsqueeze(0))
+        assert len(all_of_them) == size and all(torch.equal(own, other) for other in all_of_them), "ranks differ"
+        if progress.step % 5 == 0:
+            save()
+        for _ in range(20):
+            if not os.path.exists(args.hurry):
+                time.sleep(0.01)
+        if progress.step == args.steps:
+            break
+print(f"done at {progress.step}: rank {rank} of {size}", flush=True)
+accelerator.end_training()
 """
 
 # Stand-in for DeepSpeed's launcher, by its documentation and its `launcher/runner.py` and `launch.py`: with --no_ssh it

@@ -281,10 +281,16 @@ class EngineSim:
                 self._end(self.workers[record.name], record.evicted)
 
     def _end(self, worker: HistoryWorker, evicted: bool) -> None:
-        """End a worker that is wanted no more."""
-        others = [w.state.version for w in self.living() if w is not worker]
-        held_elsewhere = worker.state.version <= max([0, *others])
-        assert evicted or held_elsewhere, f"{worker.name} is ended with the only newest state"
+        """End a worker that is wanted no more.
+
+        A step of which some ranks were not sure is void once others have formed without it, and unknown where the
+        worker fell silent before it reported the step: `_form` counts both as lost, one step at most.
+        """
+        others = [w for w in self.living() if w is not worker]
+        held_elsewhere = worker.state.version <= max([0, *(w.state.version for w in others)])
+        void = any(w.line.report.generation > worker.state.made_in for w in others)
+        unknown = self.records[worker.name].report.version < worker.state.version
+        assert evicted or held_elsewhere or void or unknown, f"{worker.name} is ended with the only newest state"
         self.kill(worker)
 
     def _condition(self, name: str) -> Condition:
