@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 
@@ -14,7 +15,9 @@ import pytest
 
 from spotfleet.dispatcher.ray import head
 from spotfleet.dispatcher.ray.head import HeadLink
-from spotfleet.protocol.ray_cluster import RayWish, folder_of
+from spotfleet.protocol.ray_cluster import HEAD_AT, TOKEN, RayState, RayWish, folder_of
+from spotfleet.ray.cluster import head as supervisor
+from spotfleet.ray.cluster import processes
 from tests.conftest import RUN_MARK
 
 MODULE = "tests.support.ray.head_without_ray"
@@ -105,3 +108,30 @@ def test_a_supervisor_that_is_killed_is_reported_and_started_anew(play):
         await link.clear()
 
     play(scene)
+
+
+def test_an_observer_that_prints_nothing_is_started_anew_and_its_last_state_does_not_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "OBSERVER", ("bash", "-c", f"echo $$ >> {tmp_path}/pids; exec sleep 600"))
+    monkeypatch.setattr(supervisor, "SILENT_S", 0.2)
+    monkeypatch.setattr(processes, "answers", lambda address: True)
+
+    def pids() -> list[int]:
+        return [int(pid) for pid in (tmp_path / "pids").read_text().split()] if (tmp_path / "pids").exists() else []
+
+    async def main() -> None:
+        head_of = supervisor.HeadSupervisor({HEAD_AT: ADDRESS, TOKEN: token_hex(32), "PATH": os.environ["PATH"]})
+        head_of._user = None  # another one could not write to the test's folder
+        head_of.report = replace(head_of.report, ray="2.60.0", state=RayState(True))
+        task, end = asyncio.create_task(head_of._keep_observer()), time.monotonic() + 60
+        try:
+            while len(pids()) < 2:
+                assert time.monotonic() < end
+                await asyncio.sleep(0.02)
+            assert not head_of.report.state.up and "silent for 0.2 s" in head_of.report.state.problem
+            assert not psutil.pid_exists(pids()[0])
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            processes.end_all(head_of.folder)
+
+    asyncio.run(main())

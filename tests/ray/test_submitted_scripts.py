@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 import time
 from collections.abc import Callable
@@ -86,6 +87,18 @@ def test_a_script_that_is_ended_before_it_has_begun_never_begins_and_keeps_nobod
     for one in (desk, DriverDesk(core)):  # the next dispatcher, too
         assert one.wanted("j") == () and one.status("j")[0].state == "stopped"
         assert one.read(top / "d1", 0) == (b"", 0, True)
+    (top / "d1" / "exit").write_text("137")
+    assert (desk.status("j")[0].state, desk.status("j")[0].exit_status) == ("stopped", 137), "it ignored SIGTERM"
+
+
+def test_what_a_shell_has_started_may_end_in_its_own_time(tmp_path: Path):
+    saves = "trap 'sleep 0.2; touch saved; exit' TERM; touch begun; sleep 600 & wait"
+    one = submitted(tmp_path / "d1", f"bash -c {shlex.quote(saves)} & wait")
+    drivers = Drivers(ENV)
+    drivers.match((one,))
+    wait((tmp_path / "d1" / "work" / "begun").exists)
+    drivers.match(())
+    wait((tmp_path / "d1" / "work" / "saved").exists)
 
 
 def test_a_script_whose_files_cannot_be_written_delays_no_other_and_no_drain(tmp_path: Path):

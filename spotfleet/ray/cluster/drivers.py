@@ -34,7 +34,7 @@ from spotfleet.ray.cluster.account import HeadUser
 from spotfleet.storage import atomic, json_file
 
 log = logging.getLogger("spotfleet.ray")
-END_S = 5.0  # from SIGTERM to SIGKILL
+END_S, POLL_S = 5.0, 0.05  # from SIGTERM to SIGKILL, and between two looks
 REST_S = 2.0  # for output that is still in the pipe, which a process of the driver may hold open
 AGAIN_S = 1.0  # before a status that could not be written is written again
 PIECE_BYTES = 1 << 16
@@ -142,11 +142,14 @@ def _begin(user: HeadUser | None) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    for number, wait_s in ((signal.SIGTERM, END_S), (signal.SIGKILL, END_S)):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(wait_s)
-        except subprocess.TimeoutExpired:
-            continue
-        except ProcessLookupError:
-            return
+    """End a driver and its children: what a shell has started may take END_S as well, although the shell ends at once.
+    """
+    end = time.monotonic() + END_S
+    try:
+        os.killpg(process.pid, signal.SIGTERM)
+        while time.monotonic() < end:
+            os.killpg(process.pid, 0)
+            time.sleep(POLL_S)
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -43,6 +43,8 @@ HOME = "home"
 AGAIN_S = 0.5  # before a head or observer that has ended is started again
 END_S = 2.0
 ORPHAN_S = 600.0  # without a dispatcher
+SILENT_S = 30.0  # without a line of the observer, whose calls have limits far below
+OBSERVER = sys.executable, "-m", "spotfleet.ray.cluster.observer"
 MOST_LINE = 16 << 20
 # What Ray reads at a driver's init: the working directory of the driver goes to every node that runs something of it.
 JOB_CONFIG, SHIPPED = "RAY_JOB_CONFIG_JSON_ENV_VAR", '{"runtime_env": {"working_dir": "."}}'
@@ -209,17 +211,20 @@ class HeadSupervisor:
             while not await asyncio.to_thread(processes.answers, self.address):
                 await asyncio.sleep(0.2)
             process = self._observer = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "spotfleet.ray.cluster.observer", self.address, env=self._env,
+                *OBSERVER, self.address, env=self._env,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=MOST_LINE,
                 preexec_fn=self._begin)
             assert process.stdout is not None
             try:
                 await self._pass_on()
-                while line := await process.stdout.readline():
+                while line := await asyncio.wait_for(process.stdout.readline(), SILENT_S):
                     try:
                         self._take(load(RayState, line))
                     except ValueError as error:  # a line that Ray printed
                         log.warning("observer: %s", error)
+            except TimeoutError:  # its last state is not the cluster's any more
+                problem = f"the cluster's observer has been silent for {SILENT_S:g} s, and is started anew"
+                self._note(replace(self.report, state=RayState(False, problem=problem)))
             finally:
                 await _end(process)
             await asyncio.sleep(AGAIN_S)
