@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 import random
 import sys
 import threading
@@ -313,7 +314,9 @@ def coordinators(monkeypatch):
     monkeypatch.setattr(detached, "RecordStore", records.of)
     monkeypatch.setattr(detached, "ElasticJob", QuietJob)
     monkeypatch.setattr(PackedCall, "owned_here", lambda self: None)
-    return lambda **given: detached.CoordinatorActor("nightly", "0", ElasticParams(2, 4, **given), {}, 0, None)
+    monkeypatch.setenv("STORE_KEY", "the driver's")
+    return lambda **given: detached.CoordinatorActor("nightly", "0", ElasticParams(2, 4, **given),
+                                                     {"STORE_KEY": "the run's"}, 0, None)
 
 
 CALL = PackedCall("7", b"", b"", b"")
@@ -321,6 +324,7 @@ CALL = PackedCall("7", b"", b"", b"")
 
 def test_a_call_that_is_sent_again_begins_no_second_run(coordinators):
     coordinator = coordinators()
+    assert os.environ["STORE_KEY"] == "the run's"  # it reads the checkpoints, too
     coordinator.begin(CALL)
     coordinator.begin(CALL)
     assert coordinator._job.begun == 1

@@ -13,6 +13,7 @@ Threads: up to CALLS calls at a time; `_lock` guards the changes of the run.
 
 from __future__ import annotations
 
+import os
 import queue
 import secrets
 import threading
@@ -48,6 +49,7 @@ class CoordinatorActor:
 
     def __init__(self, name: str, token: str, params: ElasticParams, env: dict[str, str], verbose: int,
                  discovery: HostSource | None) -> None:
+        os.environ.update(env)  # with the credentials for `checkpoint_target`
         self._name, self._params = name, params
         self._make = lambda: ElasticJob(params, env, verbose, discovery)
         self._records = RecordStore(name, token)
