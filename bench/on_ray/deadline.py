@@ -5,7 +5,7 @@
 Both schedulers get the same random hyperparameters in the same order, as elastic trials of `spotfleet.ray.tune`. They
 take turns on one local Ray cluster. A batch of 128 is divided among a trial's workers, and each sample costs 0.25 ms of
 sleep besides, so that two workers are nearly twice as fast as one. What counts is the validation accuracy of the best
-result until the time is up, which begins with the start of the first trial.
+result until the time is up, which begins before the first trial's process starts.
 
 The workload is one in which the number of workers can matter within a minute, chosen with other seeds on a virtual
 clock: an epoch takes one worker 0.3 s, learning rates are low enough that the better trials still learn after the
@@ -97,8 +97,8 @@ def search(scheduler: str, seed: int, seconds: float, data: str) -> dict[str, An
     best, began, grew, epochs = [0.0], [0.0], [0.0], [0]
 
     class Watch(tune.Callback):
-        def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-            began[0] = began[0] or time.monotonic()
+        def on_step_begin(self, iteration: int, trials: Any, **info: Any) -> None:
+            began[0] = began[0] or time.monotonic()  # as HyperSchedScheduler: before the first trial's process starts
 
         def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any) -> None:
             if time.monotonic() - began[0] <= seconds:

@@ -21,7 +21,7 @@ from spotfleet.protocol.ray_cluster import PlacedTrials, RayNode, RayTrial
 from spotfleet.ray.cluster.trials import TrialReader
 from spotfleet.ray.tune.grow import coming_trials, growth
 from spotfleet.ray.tune.mailbox import Mailbox, TrialReport
-from spotfleet.ray.tune.sizes import EXPIRES_S, Sizes, SizesOverview, TrialClaim, TrialSize
+from spotfleet.ray.tune.sizes import EXPIRES_S, PLACED_S, Sizes, SizesOverview, TrialClaim, TrialSize
 from spotfleet.ray.tune.space import TrialSpace
 from spotfleet.ray.tune.trainables import elastic
 from spotfleet.ray.tune.trial import trial_call
@@ -135,7 +135,7 @@ NODES = (RayNode("n0", "", {"CPU": 0.0}), RayNode("n1", "f-1", {"CPU": 4.0}),
 
 
 def published(*claims: TrialClaim, beat: int = 1) -> bytes:
-    return dump(PlacedTrials(beat, begun(99, *claims).placed())).encode()
+    return dump(PlacedTrials(beat, begun(99, *claims).placed(0.0))).encode()
 
 
 def test_a_trial_takes_the_part_of_a_host_that_its_workers_take_of_the_scarcest_resource():
@@ -147,6 +147,12 @@ def test_a_trial_takes_the_part_of_a_host_that_its_workers_take_of_the_scarcest_
 
 def test_trials_on_nodes_that_are_no_hosts_of_the_fleet_are_left_out():
     assert TrialReader().trials(published(TrialClaim("a", 1, 4, nodes={"n0": 1, "n9": 1})), NODES, 0.0) == ()
+
+
+def test_a_trial_whose_process_is_lost_is_not_in_the_bill_while_it_may_come_back():
+    sizes = begun(2, TrialClaim("a", 1, 1, nodes={"n1": 1}))
+    assert sizes.placed(PLACED_S) and not sizes.placed(PLACED_S + 1)
+    assert sizes.sizes() == {"a": 1}
 
 
 def test_trials_that_nobody_writes_any_more_do_not_count():

@@ -36,6 +36,7 @@ from spotfleet.ray.run.staffing import room_on
 
 NAME, NAMESPACE = "spotfleet-tune-sizes", "spotfleet"
 EXPIRES_S = 60.0  # a trial without a claim for this long has ended
+PLACED_S = 15.0  # a trial without a claim for this long is not in the bill: its workers ended with its process
 IDLE_S = 120.0  # without any trial for this long the actor ends itself
 ROOM_EVERY_S = 1.0
 ANSWER_S = 60.0
@@ -158,9 +159,9 @@ class Sizes:
             t: TrialSize(found.size, found.claim.least, found.claim.most, self._goal(t))
             for t, found in self._trials.items()})
 
-    def placed(self) -> tuple[PlacedTrial, ...]:
+    def placed(self, now: float) -> tuple[PlacedTrial, ...]:
         """Return the trials whose workers have places, for the bill of a fleet."""
-        claims = [found.claim for found in self._trials.values() if found.claim.nodes]
+        claims = [f.claim for f in self._trials.values() if f.claim.nodes and now - f.seen <= PLACED_S]
         return tuple(PlacedTrial(c.trial_id, c.name, dict(c.nodes), c.cpus, c.gpus) for c in claims)
 
     @property
@@ -266,7 +267,7 @@ class SizesActor:
             self._sizes.hold(now < self._held_until)
             self._wake()
             self._beat += 1
-            await asyncio.to_thread(_publish, PlacedTrials(self._beat, self._sizes.placed()))
+            await asyncio.to_thread(_publish, PlacedTrials(self._beat, self._sizes.placed(now)))
             if self._sizes.sizes():
                 self._busy = now
             elif now - self._busy > IDLE_S:
