@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -110,13 +111,17 @@ def test_a_supervisor_that_is_killed_is_reported_and_started_anew(play):
     play(scene)
 
 
-def test_an_observer_that_prints_nothing_is_started_anew_and_its_last_state_does_not_count(tmp_path, monkeypatch):
-    monkeypatch.setattr(supervisor, "OBSERVER", ("bash", "-c", f"echo $$ >> {tmp_path}/pids; exec sleep 600"))
+def test_an_observer_that_prints_nothing_is_started_anew_and_its_last_state_does_not_count(monkeypatch):
+    monkeypatch.setattr(supervisor, "OBSERVER", ("bash", "-c", "exec sleep 601"))
     monkeypatch.setattr(supervisor, "SILENT_S", 0.2)
     monkeypatch.setattr(processes, "answers", lambda address: True)
 
-    def pids() -> list[int]:
-        return [int(pid) for pid in (tmp_path / "pids").read_text().split()] if (tmp_path / "pids").exists() else []
+    def observers() -> set[psutil.Process]:
+        found = set()
+        for process in psutil.Process().children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ends just now
+                found |= {process} if process.name() == "sleep" else set()
+        return found
 
     async def main() -> None:
         head_of = supervisor.HeadSupervisor({HEAD_AT: ADDRESS, TOKEN: token_hex(32), "PATH": os.environ["PATH"]})
@@ -124,11 +129,13 @@ def test_an_observer_that_prints_nothing_is_started_anew_and_its_last_state_does
         head_of.report = replace(head_of.report, ray="2.60.0", state=RayState(True))
         task, end = asyncio.create_task(head_of._keep_observer()), time.monotonic() + 60
         try:
-            while len(pids()) < 2:
+            first: set[psutil.Process] = set()
+            while not first or not observers() - first:
                 assert time.monotonic() < end
+                first = first or observers()
                 await asyncio.sleep(0.02)
             assert not head_of.report.state.up and "silent for 0.2 s" in head_of.report.state.problem
-            assert not psutil.pid_exists(pids()[0])
+            assert not any(p.is_running() for p in first)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
