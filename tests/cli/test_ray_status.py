@@ -5,6 +5,7 @@ Habits: cluster files and options that `ray submit` and `ray job submit` take.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +36,13 @@ RUNS = RayStatus("ray-1", "Ray runs on 3 hosts", "10.0.0.1:6379", RayReport(STAT
     "waiting for room: 2 x {1 GPU}; a group of 1 x {4 CPU}, 1 x {4 CPU}"])
 def test_the_cluster_is_described_line_by_line(line: str):
     assert line in text(RUNS).splitlines()
+
+
+def test_a_head_that_is_not_separated_from_the_dispatcher_is_warned_of_with_the_reason():
+    report = replace(RUNS.report, shared="the dispatcher does not run as root")
+    assert "warning" not in text(RUNS)
+    assert ("warning: a program in Ray can read the dispatcher's files or credentials: the dispatcher does not run as "
+            "root") in text(replace(RUNS, report=report)).replace("\n", " ")
 
 
 @pytest.mark.parametrize(("host", "state"), [

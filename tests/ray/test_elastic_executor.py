@@ -425,7 +425,7 @@ def test_a_detached_run_outlives_its_driver(cluster, shut_down, tmp_path):
     assert executor.status().phase == "running" and len(executor.status().members) == 2
     first = set(steps(tmp_path))  # a replacement gets the function although its driver is gone
     os.kill(min(first), signal.SIGKILL)
-    eventually(lambda: steps(tmp_path).keys() - first)
+    eventually(lambda: steps(tmp_path).keys() - first and sizes(tmp_path) == {2})
     with pytest.raises(UsageError, match="'nightly' exists already"):
         ElasticExecutor(detached="nightly").start()
     with pytest.raises(UsageError, match="max_workers is 1 and min_workers is 2"):

@@ -126,6 +126,7 @@ def test_an_observer_that_prints_nothing_is_started_anew_and_its_last_state_does
 
     async def main() -> None:
         head_of = supervisor.HeadSupervisor({HEAD_AT: ADDRESS, TOKEN: token_hex(32), "PATH": os.environ["PATH"]})
+        head_of._user = None  # another one could not write to the test's folder
         head_of.report = replace(head_of.report, ray="2.60.0", state=RayState(True))
         task, end = asyncio.create_task(head_of._keep_observer()), time.monotonic() + 60
         try:

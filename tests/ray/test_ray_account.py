@@ -15,7 +15,7 @@ from spotfleet.ray.cluster import account
 from spotfleet.ray.cluster.account import HeadUser
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-ID = 58_321
+ID = 398_321
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_every_clouds_metadata_server_is_closed_to_this_user_alone():
 
 def test_the_same_cluster_has_the_same_user_and_none_is_of_the_machine():
     ids = {account._free_id(Path(f"/tmp/sfr-{n:012}")) for n in range(50)}
-    assert all(58_000 <= each < 59_000 for each in ids) and len(ids) > 40
+    assert all(300_000 <= each < 500_000 for each in ids) and len(ids) == 50
     assert account._free_id(Path("/tmp/sfr-1")) == account._free_id(Path("/tmp/sfr-1"))
 
 
@@ -69,6 +69,23 @@ def test_the_user_sees_the_environment_alone_of_a_closed_folder_and_nobody_else_
                                  f"{closed}/envs/e/python", f"cat: {closed}/key: No such file or directory"]
     assert (closed / "key").read_text() == "secret"
     assert "Permission denied" in run(HeadUser(ID), f"cat {closed}/key")
+
+
+@as_root
+def test_a_process_of_the_user_that_has_dropped_its_mark_ends_too_and_no_other_does(closed: Path):
+    def started(user: HeadUser | None) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["sleep", "600"], env={"PATH": os.environ["PATH"]}, start_new_session=True, cwd="/",
+                                preexec_fn=user.enter if user is not None else None)
+
+    ours, others, another = started(HeadUser(ID)), started(None), started(HeadUser(ID + 1))
+    try:
+        HeadUser(ID).end_all()
+        assert ours.wait(30) == -9 and others.poll() is None and another.poll() is None
+        HeadUser(ID).end_all()  # there is none: no error
+    finally:
+        for process in (ours, others, another):
+            process.kill()
+            process.wait()
 
 
 @as_root

@@ -136,6 +136,15 @@ def test_a_raylet_that_does_not_answer_delays_no_other_drain():
     assert len(gcs.asked) == 2, "it is not asked at once again"
 
 
+def test_a_node_whose_drain_was_accepted_is_reported_as_draining_before_rays_own_state_shows_it():
+    drainer, gcs = Drainer(), Asked()
+    drainer.wanted = {"f-1": RayDrain("f-1", 90.0)}
+    nodes = RayNode("noticed", "f-1"), RayNode("stays", "f-2"), RayNode("drains", "f-3", draining=True)
+    assert [n.draining for n in drainer.marked(nodes)] == [False, False, True]
+    drainer.ask(gcs, nodes)
+    assert [n.draining for n in drainer.marked(nodes)] == [True, False, True]
+
+
 def test_the_folder_of_a_cluster_follows_from_its_token_and_leaves_room_for_sockets():
     socket = f"{folder_of('t')}/0123abcd/session_2026-11-26_19-08-48_123456_1234567/sockets/plasma_store"
     assert len(socket) <= 107 and folder_of("t") == folder_of("t") != folder_of("u")

@@ -155,11 +155,11 @@ def test_a_script_of_another_user_owns_its_directory_and_cannot_read_the_dispatc
     (keys.parent / "d1" / "work" / "given").write_text("shipped\n")
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # where others may enter, unlike pytest's
         Path(folder).chmod(0o711)
-        Drivers(ENV, HeadUser(58_123), Path(folder)).match((one,))
+        Drivers(ENV, HeadUser(358_123), Path(folder)).match((one,))
         wait((keys.parent / "d1" / "exit").exists)
         text = output(keys.parent / "d1").decode()
-        assert (Path(folder) / "d1" / "work" / "made").stat().st_uid == 58_123
-    assert "58123\nshipped\nNoNewPrivs:\t1\n" in text and "secret" not in text, text
+        assert (Path(folder) / "d1" / "work" / "made").stat().st_uid == 358_123
+    assert "358123\nshipped\nNoNewPrivs:\t1\n" in text and "secret" not in text, text
     assert text.count("ermission denied") == 2 and text.count("not permitted") == 2, text
     assert (keys.parent / "output of d1" / "model").read_text() == "weights\n"
     assert (keys.parent / "d1" / "exit").read_text() == "0"

@@ -22,6 +22,7 @@ from spotfleet.dispatcher.ray.leaving import LeavingHost, LeavingHosts, kept
 from spotfleet.dispatcher.ray.trials import TrialLog
 from spotfleet.dispatcher.signal import wait_set
 from spotfleet.errors import NoCapacity, UsageError
+from spotfleet.fleet.planner.demand import CONFIRM_S
 from spotfleet.model import RAY_KIND, JobSpec, RaySpec
 from spotfleet.plugins import Machines
 from spotfleet.protocol.ray_cluster import (
@@ -43,6 +44,7 @@ from spotfleet.providers.plugin import traits_of
 from spotfleet.words import counted
 
 PERIOD_S = 0.5
+AFTER_S = 0.05  # the step that takes a report comes so much later than the report, at most
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,8 @@ class RayCluster:
         after = self._core.ray_state
         if before is None or after is None or _news(before) != _news(after):
             self._core.step_soon()
+            # The step in which a demand that lasts begins to count.
+            asyncio.get_running_loop().call_later(CONFIRM_S + AFTER_S, self._core.step_soon)
 
     # ---- the head
 

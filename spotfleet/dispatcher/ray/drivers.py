@@ -107,7 +107,7 @@ def _status(folder: Path, *, over: bool) -> RayDriver:
     if (status := _exit_status(folder)) is None:
         return RayDriver(folder.name, command, "failed", LOST, age_s) if over else RayDriver(
             folder.name, command, age_s=age_s)
-    cancelled = status == STOPPED or (folder / CANCELLED).exists()
+    cancelled = status == STOPPED or (folder / CANCELLED).exists()  # SIGKILL too, for one that ignores SIGTERM
     state = "stopped" if cancelled else "succeeded" if status == 0 else "failed"
     return RayDriver(folder.name, command, state, status, age_s)
 

@@ -101,7 +101,7 @@ class AwsPlugin(RegionalPlugin):
 
     name = "aws"
     traits = Traits(Machines.MADE, settles_region=True, open_ended_types=True, placement=True, boot_limit_s=1800.0,
-                    keeps_results_s=86_400.0, takes=frozenset({"disk_size", "image_id"}))
+                    keeps_results_s=86_400.0, notice_poll_s=0.5, takes=frozenset({"disk_size", "image_id"}))
     policies: Policies | None = AwsPolicies()
     cost_export: CostExport | None = AwsCostExport()
     user_key = "aws.user"

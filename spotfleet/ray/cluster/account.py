@@ -14,14 +14,16 @@ import ctypes
 import hashlib
 import os
 import pwd
+import signal
 import stat
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-FIRST_ID, IDS = 58_000, 1_000  # above the ids of people, below those that systemd gives
+FIRST_ID, IDS = 300_000, 200_000  # above the ids of people, below those that systemd gives to containers
 METADATA = (("-4", "169.254.0.0/16"), ("-6", "fd00:ec2::254/128"), ("-6", "fd20:ce::254/128"))
 PRIORITY = "100"  # a rule of this number comes before those of the machine's own tables
 WHOLE = "complete"  # file in an environment that bootstrap.sh has made
@@ -65,6 +67,15 @@ class HeadUser:
             os.makedirs(folder, 0o755, exist_ok=True)
             _mount(outside, folder, _MOVE)
         os.umask(mask)
+
+    def end_all(self) -> None:
+        """Kill every process of this user, also those whose environment does not name the cluster any more."""
+        subprocess.run(["true"], preexec_fn=self._kill_all, stdin=subprocess.DEVNULL, cwd="/", check=False)
+
+    def _kill_all(self) -> None:
+        os.setresuid(self.id, self.id, self.id)
+        with suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)  # all that this user may signal, except for the caller
 
     def give(self, folder: Path) -> None:
         """Make this user the owner of a folder and of all that lies in it."""
@@ -135,10 +146,13 @@ def open_metadata(account: HeadUser) -> None:
             pass
 
 
-def forget(folder: Path) -> None:
-    """Remove the rules for the cluster that was in `folder`."""
+def forget(folder: Path, *, clouds: bool) -> None:
+    """End what the user of the cluster in `folder` has left. `clouds`: there may be rules for it."""
     if os.getuid() == 0:
-        open_metadata(HeadUser(_free_id(folder)))
+        user = HeadUser(_free_id(folder))
+        user.end_all()
+        if clouds:
+            open_metadata(user)
 
 
 def _ip(words: list[str]) -> str:

@@ -132,6 +132,8 @@ class HeadSupervisor:
                 await asyncio.to_thread(account.open_metadata, self._user)
 
     def _clear(self) -> None:
+        if self._user is not None:
+            self._user.end_all()
         for part in (self.folder / "h", self.folder / "d"):
             processes.end_all(part)
         (self.folder / "control").unlink(missing_ok=True)
@@ -259,9 +261,8 @@ def main() -> int:
     logging.basicConfig(format="%(asctime)s spotfleet: %(message)s", stream=sys.stdout)
     if "--clear" in sys.argv:  # the cluster has ended: nothing of it is left on this machine
         folder = Path(folder_of(os.environ[TOKEN]))
+        account.forget(folder, clouds=bool(os.environ.get(METADATA)))
         processes.end_all(folder)
-        if os.environ.get(METADATA):
-            account.forget(folder)
         return 0
     asyncio.run(serve())
     return 0

@@ -17,7 +17,8 @@ from spotfleet.protocol.ray_cluster import RayDrain, RayNode, RayState, RayWish
 from spotfleet.ray.cluster.gcs import Gcs
 from spotfleet.ray.cluster.trials import TrialReader
 
-POLL_S = 0.5
+POLL_S = 0.25
+REST = 1.0  # pause after a look, in durations of that look: a large cluster's state is read less often
 AGAIN_S = 5.0  # before a node whose raylet does not answer is asked again
 EARLIER_S = 2.0  # a host's end that comes so much earlier is news
 
@@ -57,11 +58,17 @@ class Drainer:
         known = self._ends.get(node.node_id, float("-inf") if drain.idle_only else float("inf"))
         if node.draining and end > known - EARLIER_S:
             return False
-        may_idle = drain.idle_only and not node.draining
+        may_idle, refused = drain.idle_only and not node.draining, ""
         if not may_idle or gcs.drain(node.node_id, drain.why, drain.left_s, idle_only=True):
-            gcs.drain(node.node_id, drain.why, drain.left_s, idle_only=False)
-        self._ends[node.node_id] = end
+            refused = gcs.drain(node.node_id, drain.why, drain.left_s, idle_only=False)
+        if not refused:
+            self._ends[node.node_id] = end
         return True
+
+
+    def marked(self, nodes: tuple[RayNode, ...]) -> tuple[RayNode, ...]:
+        """Return the nodes, with those as draining whose drain Ray has accepted: its own state shows that later."""
+        return tuple(replace(n, draining=n.draining or n.node_id in self._ends) for n in nodes)
 
 
 def _read(drainer: Drainer, news: threading.Event) -> None:
@@ -83,11 +90,13 @@ def main(address: str) -> None:
             state = gcs.state()
             if drainer.ask(gcs, state.nodes):
                 state = gcs.state()
-            state = replace(state, trials=reader.trials(gcs.trials(), state.nodes, began))
+            trials = reader.trials(gcs.trials(), state.nodes, began)
+            state = replace(state, nodes=drainer.marked(state.nodes), trials=trials)
         except ConnectionError as error:
             gcs, state = None, RayState(False, problem=f"the head does not answer: {error}".partition("\n")[0])
         print(dump(state), flush=True)
-        news.wait(max(0.05, POLL_S - (time.monotonic() - began)))
+        took_s = time.monotonic() - began
+        news.wait(max(REST * took_s, POLL_S - took_s))
         news.clear()
 
 

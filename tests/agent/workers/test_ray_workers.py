@@ -10,11 +10,11 @@ import pytest
 
 from spotfleet.agent.files.setup import SetupError, Setups
 from spotfleet.agent.workers import worker
+from spotfleet.agent.workers.versions import python_version
 from spotfleet.agent.workers.worker import AgentWorker
 from spotfleet.model import JobSpec
 from spotfleet.protocol.messages import SlotOrder, WorkerLaunch, WorkerOrders
 from spotfleet.protocol.ray_cluster import VERSIONS
-from spotfleet.version import python_version
 
 SPEC = JobSpec("ray", run="raylet", kind="ray", per_host=True)
 
