@@ -84,6 +84,8 @@ def test_the_next_dispatcher_goes_on_with_the_same_head(play):
         first, second = made(), made()
         await reported(first, token)
         before = [p.pid for p in supervisors()]
+        control = Path(folder_of(token)) / "control"
+        assert control.stat().st_mode & 0o077 == 0, "nobody else gives the supervisor orders"
         first.forget()
         await reported(second, token)
         assert [p.pid for p in supervisors()] == before and len(before) == 1
