@@ -16,7 +16,7 @@ import pytest
 
 from spotfleet.dispatcher.ray import head
 from spotfleet.dispatcher.ray.head import HeadLink
-from spotfleet.protocol.ray_cluster import HEAD_AT, TOKEN, RayState, RayWish, folder_of
+from spotfleet.protocol.ray_cluster import HEAD_AT, METADATA, TOKEN, RayState, RayWish, folder_of
 from spotfleet.ray.cluster import head as supervisor
 from spotfleet.ray.cluster import processes
 from tests.conftest import RUN_MARK
@@ -85,6 +85,8 @@ def test_the_next_dispatcher_goes_on_with_the_same_head(play):
         first, second = made(), made()
         await reported(first, token)
         before = [p.pid for p in supervisors()]
+        control = Path(folder_of(token)) / "control"
+        assert control.stat().st_mode & 0o077 == 0, "nobody else gives the supervisor orders"
         first.forget()
         await reported(second, token)
         assert [p.pid for p in supervisors()] == before and len(before) == 1
@@ -143,3 +145,13 @@ def test_an_observer_that_prints_nothing_is_started_anew_and_its_last_state_does
             processes.end_all(head_of.folder)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("clouds", "shared"), [("closed", "no root"), ("", "")])
+def test_a_head_that_is_not_separated_is_reported_where_hosts_are_other_machines(monkeypatch, clouds: str, shared: str):
+    monkeypatch.setattr(supervisor.account, "find", lambda folder, environ: (None, "no root"))
+    monkeypatch.setattr(supervisor, "ray_version", lambda: "2.60.0")
+    given = {HEAD_AT: ADDRESS, TOKEN: token_hex(32), "PATH": os.environ["PATH"], METADATA: clouds}
+    head_of = supervisor.HeadSupervisor(given)
+    head_of.folder.rmdir()
+    assert head_of.report.shared == shared

@@ -66,6 +66,7 @@ class HeadSupervisor:
             self.folder.chmod(0o711)  # its user enters `h` and `d`, and lists nothing here
             if env.get(METADATA) and (why := account.close_metadata(self._user)):
                 shared = f"its connections to the cloud's metadata server cannot be refused: {why}"
+        shared = shared if env.get(METADATA) else ""  # else hosts are processes of this machine's user anyway
         if shared:
             log.warning("programs in Ray can read the dispatcher's files or credentials: %s", shared)
         self._env = self._environment(env, "h")

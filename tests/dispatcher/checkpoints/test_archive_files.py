@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from spotfleet.dispatcher.checkpoints import archive_files
-from spotfleet.dispatcher.checkpoints.archive import Content
+from spotfleet.dispatcher.checkpoints import archive, archive_files
+from spotfleet.dispatcher.checkpoints.archive import Content, logs_in
 from spotfleet.dispatcher.checkpoints.archive_files import ArchiveFiles, TargetGlance
-from spotfleet.dispatcher.disk.logs import whole_logs
 from spotfleet.errors import DiskFull
 from spotfleet.fleet.domain.events import FleetDown
 from spotfleet.fleet.ledger import Ledger
@@ -66,11 +65,11 @@ def test_the_logs_of_a_job_are_listed_once_for_all_keys_of_a_request(tmp_path: P
     for rank in range(9):
         (logs / f"rank-{rank}.log").write_bytes(b"%d" % rank)
     listed = []
-    monkeypatch.setattr(archive_files, "whole_logs", lambda folder: (listed.append(folder), whole_logs(folder))[1])
+    monkeypatch.setattr(archive, "logs_in", lambda job: (listed.append(job), logs_in(job))[1])
     files = ArchiveFiles(tmp_path, Ledger(tmp_path / "ledger.db"))
     pieces = [Piece(f"jobs/a-1/logs/rank-{rank}.log", 0, 1) for rank in range(9)]
     found = files.contents([piece.key for piece in pieces])
-    assert (b"".join(archive_files.blocks(found, pieces)), listed) == (b"012345678", [logs])
+    assert (b"".join(archive_files.blocks(found, pieces)), listed) == (b"012345678", [tmp_path / "jobs/a-1"])
 
 
 @pytest.mark.parametrize("full", [False, True])
