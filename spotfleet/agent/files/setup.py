@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import logging
 import re
 import shlex
@@ -108,6 +109,7 @@ class Setups:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._failures: dict[str, SetupError] = {}  # the last one of each job
         self._shipping: set[asyncio.Task[None]] = set()
+        self._runs = itertools.count(1)
 
     async def done(self, context: SetupContext, spec: JobSpec, progress: Callable[[str], None]) -> None:
         """Fetch `file_mounts` and run `setup`, unless both are done.
@@ -177,7 +179,8 @@ class Setups:
     async def _run(self, context: SetupContext, run: _Run, command: str, limit_s: float) -> tuple[str, bool]:
         """Run the command once; return why it failed ("" if it did not), and whether an outside signal ended it."""
         text = (traps(run.trace, command) if context.bash else "") + command
-        name = f"{context.host}/{context.job}#setup"
+        # One that was killed a moment ago may not have been reported as ended: its report must not count for this one.
+        name = f"{context.host}/{context.job}#setup{next(self._runs)}"
         spec = ChildSpec(name, str(context.source), str(run.log), context.env, run=text)
         process = await context.processes.spawn(spec)
         try:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from spotfleet.agent.files import setup
+from spotfleet.agent.processes.child import ChildSpec
+from spotfleet.agent.processes.zygote_client import ForkedProcess
 from spotfleet.protocol.messages import Exit
 from tests.support.agent.agent_stage import HOST, Stage, eventually
 
@@ -73,6 +77,43 @@ def test_a_failed_setup_is_told_with_its_line_and_the_end_of_its_output_and_coun
     assert stage.log() == f"spotfleet: {ended.report.error}\n"
     stage.order(f"{HOST}/0/2")
     assert stage.dispatcher.wait_worker(f"{HOST}/0/2", lambda w: w.exit).report.setup_tries == 2
+
+
+class KilledLate:
+    """A starter of processes that reports the end of a killed one only after the next has started, by its id."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, ForkedProcess] = {}
+        self.killed: list[str] = []
+
+    async def spawn(self, spec: ChildSpec) -> ForkedProcess:
+        self.running[spec.id] = process = ForkedProcess(0, asyncio.get_running_loop().create_future())
+        for id_ in self.killed:
+            self.running[id_].ended.set_result(-signal.SIGKILL)
+        return process
+
+    def kill(self, id_: str, _signum: int) -> None:
+        self.killed.append(id_)
+
+
+def test_the_end_of_a_killed_setup_that_is_reported_late_is_not_that_of_the_next_one(tmp_path: Path):
+    async def run() -> None:
+        started = KilledLate()
+        setups, log = setup.Setups(SimpleNamespace()), setup._Run(tmp_path / "log", tmp_path / "trace")
+        log.begin(1)
+        context = setup.SetupContext("h", "j", tmp_path, tmp_path, {}, started)
+        first = asyncio.create_task(setups._run(context, log, "true", 0))
+        await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        second = asyncio.create_task(setups._run(context, log, "true", 0))
+        await asyncio.sleep(0)
+        [process] = [p for p in started.running.values() if not p.ended.done()]
+        process.ended.set_result(0)
+        assert await second == ("", False)
+
+    asyncio.run(run())
 
 
 @processes
