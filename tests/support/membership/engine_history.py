@@ -214,7 +214,7 @@ class EngineSim:
         order = sorted(inside, key=lambda w: w.member.place.rank)
         assert [w.member.place.rank for w in order] == list(range(len(order))), "ranks are not 0, 1, 2, ..."
         newest = max(w.state.version for w in order)
-        alive = max([0, *(w.state.version for w in self.living())])
+        alive = max([0, *(self._known(w) for w in self.living())])
         self.lost, self.best = self.lost + self.best - newest, newest
         self.engine.hand_over([w.state for w in order])
         found = {(w.state.version, w.state.step) for w in order}
@@ -226,6 +226,11 @@ class EngineSim:
             worker.member.retire_old()
             worker.line.update(generation=generation, version=worker.state.version)
             worker.busy_s = SCRIPT_S if worker.line.report.stage is Stage.INIT else 0.0
+
+    def _known(self, worker: HistoryWorker) -> int:
+        """Return the newest version that the caller can know of: not the later steps of a silent worker."""
+        record = self.records.get(worker.name)
+        return record.report.version if record is not None and record.silent else worker.state.version
 
     def _step(self, inside: list[HistoryWorker], generation: int) -> None:
         assert generation >= self.stepped, f"generation {generation} makes a step beside {self.stepped}"
