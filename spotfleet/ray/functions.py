@@ -22,7 +22,7 @@ from spotfleet.errors import UsageError
 from spotfleet.ray.installed import load_ray
 
 _lock = threading.Lock()
-_uses: Counter[str] = Counter()  # modules that are sent by value now, and how often; not those that the user has set
+_uses: Counter[str] = Counter()  # how many executors send a module by value; the user's own registrations do not count
 
 
 @contextmanager

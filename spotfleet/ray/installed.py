@@ -20,8 +20,8 @@ class About:
     pid: int
     ray: str
     python: str  # "3.11"
-    gpus: tuple[str, ...] = ()  # ids of those that Ray has given it
-    visible: tuple[str, ...] = ()  # ids of those that its node has for Ray; () for all
+    gpus: tuple[str, ...] = ()  # ids of the GPUs that Ray has assigned to it
+    visible: tuple[str, ...] = ()  # ids of the GPUs that Ray may use on its node; () for all
     warm_s: float = 0.0  # since the start of its process
 
 

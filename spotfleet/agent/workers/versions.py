@@ -1,4 +1,4 @@
-"""Versions of what a raylet on this host would run, which have to be those of its head."""
+"""Versions of Ray and Python on this host, which have to equal the head's."""
 
 from __future__ import annotations
 

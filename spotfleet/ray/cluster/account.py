@@ -23,9 +23,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-FIRST_ID, IDS = 300_000, 200_000  # above the ids of people, below those that systemd gives to containers
+FIRST_ID, IDS = 300_000, 200_000  # above users' ids, below the range that systemd uses for containers
 METADATA = (("-4", "169.254.0.0/16"), ("-6", "fd00:ec2::254/128"), ("-6", "fd20:ce::254/128"))
-PRIORITY = "100"  # a rule of this number comes before those of the machine's own tables
+PRIORITY = "100"  # before the machine's own rules
 WHOLE = "complete"  # file in an environment that bootstrap.sh has made
 TRY = "import importlib.util as u\nfor name in 'ray', 'spotfleet':\n    open(u.find_spec(name).origin).close()"
 TRY_S = 30.0

@@ -56,7 +56,7 @@ class Drivers:
             try:
                 if folder not in self._running and not (Path(folder) / "exit").exists():
                     self._start(Path(folder))  # or, after the loss of an earlier supervisor, record its end
-            except OSError as error:  # a full disk: the wish comes again, and its drains must not wait
+            except OSError as error:  # a full disk: it is tried again, and the drains must not wait
                 log.error("driver %s: %s", folder, error)
         for folder in [f for f, p in self._running.items() if f not in wanted and p.poll() is None]:
             threading.Thread(target=_end, args=(self._running[folder],), daemon=True).start()

@@ -114,7 +114,7 @@ class HeadSupervisor:
         await asyncio.to_thread(self._clear)  # what a supervisor that was killed has left
         self._make("d")
         control = self.folder / "control"
-        mask = os.umask(0o077)  # nobody else connects: its lines name folders in which commands are run
+        mask = os.umask(0o077)  # no other user may connect: its lines name folders in which commands run
         server = await asyncio.start_unix_server(self._serve, control, limit=MOST_LINE)
         os.umask(mask)
         tasks = [asyncio.create_task(t) for t in (self._keep_head(), self._keep_observer(), self._watch_orphan())]

@@ -26,12 +26,15 @@ def job(home: Path, name: str, state: JobState, at: float) -> SimpleNamespace:
                            record=SimpleNamespace(submitted_at=at))
 
 
-def test_output_of_a_cluster_that_has_ended_is_shown_and_in_the_archive(tmp_path: Path):
-    jobs = {j.id: j for j in (job(tmp_path, "ray-9", JobState.CANCELLED, 2.0),
-                              job(tmp_path, "ray-1", JobState.CANCELLED, 1.0))}
+def desks(*jobs: SimpleNamespace) -> tuple[RayCluster, DriverDesk]:
+    """The dispatcher's view of these jobs' clusters and scripts."""
     ray = object.__new__(RayCluster)
-    ray._core = SimpleNamespace(jobs=jobs)
-    desk = DriverDesk(ray._core)
+    ray._core = SimpleNamespace(jobs={j.id: j for j in jobs})
+    return ray, DriverDesk(ray._core)
+
+
+def test_output_of_a_cluster_that_has_ended_is_shown_and_in_the_archive(tmp_path: Path):
+    ray, desk = desks(job(tmp_path, "ray-9", JobState.CANCELLED, 2.0), job(tmp_path, "ray-1", JobState.CANCELLED, 1.0))
     assert ray.last() == "ray-9"
     assert desk.read(desk.find("ray-9", "d1"), 0) == (b"of ray-9\n", 9, False)
     assert desk.read(desk.find("ray-9", "d1"), 9) == (b"", 9, True)
@@ -46,11 +49,7 @@ def test_output_of_a_cluster_that_has_ended_is_shown_and_in_the_archive(tmp_path
 
 
 def test_the_cluster_that_runs_comes_before_one_that_has_ended(tmp_path: Path):
-    jobs = {j.id: j for j in (job(tmp_path, "ray-1", JobState.RUNNING, 1.0),
-                              job(tmp_path, "ray-9", JobState.FAILED, 2.0))}
-    ray = object.__new__(RayCluster)
-    ray._core = SimpleNamespace(jobs=jobs)
-    desk = DriverDesk(ray._core)
+    ray, desk = desks(job(tmp_path, "ray-1", JobState.RUNNING, 1.0), job(tmp_path, "ray-9", JobState.FAILED, 2.0))
     assert ray.last() == "ray-1"
     assert desk.status("ray-1")[0].state == "running"
     assert desk.read(desk.find("ray-1", "d1"), 9) == (b"", 9, False), "it may print more"
